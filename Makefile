@@ -1,0 +1,54 @@
+# Everything a person or a machine does with this repository. Needs Python 3.11, make and,
+# for the compiled codec, a C compiler. One .venv serves all targets; nothing here installs Spark.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What an installation depends on: these files, and the compiled codec's source.
+PACKAGING := pyproject.toml setup.py constraints.txt $(wildcard protocol/_hot.pyx)
+
+.PHONY: help run test test-all lint bench clean
+
+help:
+	@echo "make run       start a broker on 127.0.0.1:5672 (FLAGS='--port 5673' for others)"
+	@echo "make test      lint, types and the fast tests"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     load beside RabbitMQ (FLAGS='--only confirmed-acked-100B --alone')"
+	@echo "make clean     remove what was built, and .venv"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Leveret needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(PACKAGING) | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(PACKAGING) | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.core
+
+run: $(VENV)/.core
+	exec $(BIN)/leveret serve $(FLAGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p leveret
+	$(BIN)/mypy tests
+
+# -rs names every skipped test and why; the last line counts them.
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -rs -m "not slow" $(FLAGS)
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -rs $(FLAGS)
+
+bench: $(VENV)/.core
+	$(BIN)/python benchmarks/versus.py --start "$(BIN)/leveret serve --port {port} --data {data}" $(FLAGS)
+
+clean:
+	rm -rf $(VENV) build dist leveret.egg-info protocol/_hot.c protocol/_hot*.so
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

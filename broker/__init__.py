@@ -1,0 +1,1 @@
+"""The broker: connections, channels, exchanges, queues."""

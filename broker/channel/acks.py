@@ -1,0 +1,177 @@
+"""The unacked ledger of a channel, and ack, nack, reject and recover.
+
+Owns which delivery tag stands for which message of which queue. A queue owns the message itself
+and learns what became of it through Ack, Reject and Requeue, one command per queue and batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pamqp import commands
+
+from leveret.broker.queues.commands import Ack, Reject, Requeue
+from leveret.protocol.codec import make
+from leveret.protocol.errors import ChannelException, not_implemented, precondition_failed
+
+if TYPE_CHECKING:
+    from leveret.broker.channel.channel import Channel
+    from leveret.broker.mailbox import Mailbox
+    from leveret.protocol.twin import AckRun
+
+ACK, REJECT, NACK = 80, 90, 120
+
+
+class Source(NamedTuple):
+    """Where a delivery came from; one object per consumer, shared by all its deliveries."""
+
+    queue: Mailbox
+    # None: basic.get.
+    tag: str | None
+
+
+Entry = tuple[Source, int]
+
+
+class UnackedLedger:
+    """Delivery tag -> (source, position in the queue)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        # Tags are one sequence per channel, shared by deliveries and gets, no-ack ones included.
+        self.next_tag = 1
+        # No tag below this one is outstanding.
+        self._lowest = 1
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def take_tags(self, count: int) -> int:
+        first = self.next_tag
+        self.next_tag += count
+        return first
+
+    def add(self, first_tag: int, source: Source, seq_ids: list[int]) -> None:
+        self._entries.update(
+            zip(
+                range(first_tag, first_tag + len(seq_ids)),
+                zip(repeat(source), seq_ids),
+                strict=True,
+            )
+        )
+
+    def pop(self, tag: int, *, multiple: bool) -> list[tuple[int, Entry]]:
+        """What an ack of ``tag`` settles. Raises precondition_failed if it is not outstanding."""
+        entries = self._entries
+        if not multiple:
+            entry = entries.pop(tag, None)
+            if entry is None:
+                raise unknown_tag(tag)
+            return [(tag, entry)]
+        if tag == 0:
+            return self.pop_all()
+        if tag not in entries:
+            raise unknown_tag(tag)
+        low, self._lowest = self._lowest, tag + 1
+        return [(each, entries.pop(each)) for each in range(low, tag + 1) if each in entries]
+
+    def pop_each(self, tags: Iterable[int], settled: list[Entry]) -> None:
+        """As pop for single tags, quickly; what was settled before an error is in ``settled``."""
+        pop = self._entries.pop
+        append = settled.append
+        for tag in tags:
+            entry = pop(tag, None)
+            if entry is None:
+                raise unknown_tag(tag)
+            append(entry)
+
+    def pop_all(self) -> list[tuple[int, Entry]]:
+        everything = sorted(self._entries.items())
+        self._entries = {}
+        self._lowest = self.next_tag
+        return everything
+
+    def put_back(self, entries: Iterable[tuple[int, Entry]]) -> None:
+        """After a rollback: they are outstanding again, under the same tags."""
+        for tag, entry in entries:
+            self._entries[tag] = entry
+            self._lowest = min(self._lowest, tag)
+
+
+def unknown_tag(tag: int) -> ChannelException:
+    return precondition_failed(f"unknown delivery tag {tag}")
+
+
+class AckMethods:
+    """basic.ack, nack, reject, recover, recover-async."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.ledger = UnackedLedger()
+
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            commands.Basic.Recover: self._on_recover,
+            commands.Basic.RecoverAsync: self._on_recover_async,
+        }
+
+    def on_run(self, run: AckRun) -> None:
+        channel = self._channel
+        channel.current_method = (60, run.method)
+        if channel.transaction is not None:
+            channel.transaction.settle(run)
+            return
+        requeue = run.method != ACK and run.requeue
+        settled: list[Entry] = []
+        try:
+            if run.multiple:
+                for tag in run.tags:
+                    settled += [entry for _, entry in self.ledger.pop(tag, multiple=True)]
+            else:
+                self.ledger.pop_each(run.tags, settled)
+        finally:
+            # What came before an unknown tag counts.
+            self.tell_queues(run.method, settled, requeue=requeue)
+
+    def tell_queues(self, method: int, settled: list[Entry], *, requeue: bool) -> None:
+        """Pass on what became of deliveries, one command per queue."""
+        if not settled:
+            return
+        channel = self._channel
+        by_queue: dict[Mailbox, list[int]] = {}
+        last: Source | None = None
+        seq_ids: list[int] = []
+        counted = 0
+        for source, seq_id in settled:
+            if source is not last:
+                last = source
+                seq_ids = by_queue.setdefault(source.queue, [])
+            seq_ids.append(seq_id)
+            if source.tag is not None:
+                counted += 1
+        address = channel.mailbox
+        for queue, numbers in by_queue.items():
+            if requeue:
+                queue.put(Requeue(address, numbers))
+            elif method == ACK:
+                queue.put_urgent(Ack(address, numbers))
+            else:
+                queue.put_urgent(Reject(address, numbers))
+        if method == ACK:
+            channel.counters.ack += len(settled)
+        channel.limiter.give_back(counted)
+
+    def _on_recover(self, recover: commands.Basic.Recover) -> None:
+        self._recover(requeue=bool(recover.requeue))
+        self._channel.send(make(commands.Basic.RecoverOk))
+
+    def _on_recover_async(self, recover: commands.Basic.RecoverAsync) -> None:
+        self._recover(requeue=bool(recover.requeue))
+
+    def _recover(self, *, requeue: bool) -> None:
+        if not requeue:
+            raise not_implemented("requeue=false")
+        settled = [entry for _, entry in self.ledger.pop_all()]
+        self.tell_queues(NACK, settled, requeue=True)

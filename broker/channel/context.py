@@ -1,0 +1,72 @@
+"""What a channel knows of the connection it belongs to, and may ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from leveret.broker.auth.access import Access
+    from leveret.broker.clock import Clock
+    from leveret.broker.config import Settings
+    from leveret.broker.live_vhost import LiveVhost
+    from leveret.broker.mailbox import Mailbox
+    from leveret.broker.queues.record import Queue
+    from leveret.broker.registry import Registries
+    from leveret.protocol.errors import ConnectionException
+
+
+class Writer(Protocol):
+    """The connection's one writer, as channels see it."""
+
+    @property
+    def is_paused(self) -> bool:
+        """The socket does not take what it is given."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def call_when_writable(self, mailbox: Mailbox) -> None:
+        """Put Writable into the mailbox once the socket takes again."""
+
+
+@dataclass(eq=False, slots=True)
+class ConnectionContext:
+    """One open connection; made when connection.open has been answered."""
+
+    # "127.0.0.1:50000 -> 127.0.0.1:5672", for logs.
+    name: str
+    access: Access
+    vhost: LiveVhost
+    settings: Settings
+    clock: Clock
+    writer: Writer
+    # The reader's address.
+    reader: Mailbox
+    frame_max: int
+    wants_cancel_notices: bool
+    registries: Registries
+    # Queues that end with this connection.
+    exclusive_queues: set[Queue] = field(default_factory=set)
+
+
+# What a channel tells its reader.
+
+
+class ChannelClosing(NamedTuple):
+    """channel.close is about to be sent: what the client sends on it means nothing any more."""
+
+    number: int
+
+
+class ConnectionFailed(NamedTuple):
+    """A channel met an error that ends the whole connection."""
+
+    error: ConnectionException
+
+
+class Stop(NamedTuple):
+    """The reader tells a channel that nothing will follow: finish what came before, then end."""
+
+
+class Writable(NamedTuple):
+    """The socket takes again."""

@@ -1,0 +1,1 @@
+"""The command ``leveret``: one file per group of commands."""

@@ -1,0 +1,344 @@
+"""Every setting of the broker: one frozen ``Settings``, and the one place that reads them.
+
+A setting is a field of ``Settings``; the kind in its metadata says how it is read, what is allowed
+and what the documentation says. File, environment and flags all go through that table, so a new
+setting is one new field (and its row in docs/configuration.md, which a test compares).
+
+Order, the later one wins: defaults, TOML file, environment ``LEVERET_<NAME>``, flags.
+Invariant: a ``Settings`` that exists is valid, however it was made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+ENV_PREFIX = "LEVERET_"
+# Read elsewhere, or by the test suite: not settings, and not mistakes either.
+_ENV_NOT_SETTINGS = re.compile(r"PURE_CODEC|CONFIG|TEST_.*")
+# Kubernetes writes these into every container beside a service called "leveret".
+_ENV_SERVICE_LINK = re.compile(r"SERVICE_.*|PORT_\d+_.*")
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+}
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the text is made for people, one line per mistake."""
+
+
+class Kind(Protocol):
+    """How a setting is read and what it may be."""
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, to follow "must be"."""
+
+    def read(self, raw: object) -> object:
+        """The value, or ValueError."""
+
+    def write(self, value: Any) -> str:
+        """The value as a person would write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    low: int
+    high: int
+    zero: str = ""  # what 0 stands for, where 0 is allowed beside the range
+
+    @property
+    def allowed(self) -> str:
+        span = f"a whole number from {self.low} to {self.high}"
+        return f"{span}, or 0 ({self.zero})" if self.zero else span
+
+    def read(self, raw: object) -> int:
+        if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", raw.strip()):
+            raw = int(raw)
+        # bool is an int to Python, never to a person who wrote `port = true`.
+        if not isinstance(raw, int) or isinstance(raw, bool):
+            raise ValueError
+        if not self.low <= raw <= self.high and not (self.zero and raw == 0):
+            raise ValueError
+        return raw
+
+    def write(self, value: int) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes, as a number or with a unit."""
+
+    low: int
+    high: int
+    zero: str = ""
+
+    @property
+    def allowed(self) -> str:
+        span = f'bytes or a size like "16MiB", from {self.write(self.low)} to'
+        span = f"{span} {self.write(self.high)}"
+        return f"{span}, or 0 ({self.zero})" if self.zero else span
+
+    def read(self, raw: object) -> int:
+        if isinstance(raw, str):
+            match = re.fullmatch(r"([0-9]{1,18})\s*([a-z]*)", raw.strip().lower())
+            if match is None or match[2] not in _UNITS:
+                raise ValueError
+            raw = int(match[1]) * _UNITS[match[2]]
+        return Whole(self.low, self.high, self.zero).read(raw)
+
+    def write(self, value: int) -> str:
+        for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+            if value and value % factor == 0:
+                return f"{value // factor}{unit}"
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    low: float
+    high: float
+
+    @property
+    def allowed(self) -> str:
+        return f"seconds from {self.low:g} to {self.high:g}"
+
+    def read(self, raw: object) -> float:
+        if isinstance(raw, str):
+            raw = float(raw.strip().removesuffix("s"))
+        if not isinstance(raw, int | float) or isinstance(raw, bool):
+            raise ValueError
+        # Also refuses "nan", which compares with nothing.
+        if not self.low <= raw <= self.high:
+            raise ValueError
+        return float(raw)
+
+    def write(self, value: float) -> str:
+        return f"{value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    # User names, passwords and virtual hosts travel as AMQP short strings.
+    max_bytes: int = 255
+
+    @property
+    def allowed(self) -> str:
+        return f"text of 1 to {self.max_bytes} bytes"
+
+    def read(self, raw: object) -> str:
+        if not isinstance(raw, str) or "\0" in raw:
+            raise ValueError
+        if not 1 <= len(raw.encode("utf-8", "surrogateescape")) <= self.max_bytes:
+            raise ValueError
+        return raw
+
+    def write(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"one of {', '.join(self.options)}"
+
+    def read(self, raw: object) -> str:
+        if not isinstance(raw, str) or raw.lower() not in self.options:
+            raise ValueError
+        return raw.lower()
+
+    def write(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    allowed: str = "the path of a folder"
+
+    def read(self, raw: object) -> Path:
+        if not isinstance(raw, str | Path) or not str(raw) or "\0" in str(raw):
+            raise ValueError
+        try:
+            return Path(raw).expanduser()
+        except RuntimeError as error:  # ~somebody who does not exist
+            raise ValueError from error
+
+    def write(self, value: Path) -> str:
+        return str(value)
+
+
+def _setting(default: Any, kind: Kind, about: str, *, secret: bool = False) -> Any:
+    metadata = {"kind": kind, "about": about, "secret": secret}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one broker. Raises SettingsError for a value that is not allowed."""
+
+    host: str = _setting("127.0.0.1", Text(), "Address to listen on; `0.0.0.0` for all.")
+    port: int = _setting(5672, Whole(0, 65535), "Port to listen on; 0 takes a free one.")
+    data: Path = _setting(  # noqa: RUF009 - a Path never changes
+        Path("data"), Folder(), "Folder for everything that must survive."
+    )
+    default_user: str = _setting("guest", Text(), "User made when the data folder is new.")
+    default_pass: str = _setting("guest", Text(), "Password of that user.", secret=True)
+    default_vhost: str = _setting("/", Text(), "Virtual host made when the data folder is new.")
+    heartbeat: int = _setting(
+        60, Whole(1, 65535, "no heartbeats"), "Seconds between heartbeats offered to clients."
+    )
+    frame_max: int = _setting(
+        131072, Size(4096, 2**31 - 1, "no limit"), "Largest frame offered to clients."
+    )
+    channel_max: int = _setting(
+        2047, Whole(1, 65535, "no limit"), "Channels per connection offered to clients."
+    )
+    handshake_timeout_s: float = _setting(
+        10.0, Seconds(0.1, 3600), "How long a client may take to open its connection."
+    )
+    max_message_size: int = _setting(
+        16 * 1024**2,
+        Size(1, 512 * 1024**2),
+        "Largest message body; a larger one closes the channel.",
+    )
+    credit_flow_initial: int = _setting(
+        400, Whole(1, 1_000_000), "Messages a publisher may be ahead of its queues."
+    )
+    credit_flow_more_after: int = _setting(
+        200, Whole(1, 1_000_000), "Messages handled before a publisher gets that many more."
+    )
+    delivery_window: int = _setting(
+        200, Whole(1, 1_000_000), "Deliveries that may wait for a slow consumer's socket."
+    )
+    message_timestamp: str = _setting(
+        "off",
+        Choice(("off", "stamp", "overwrite")),
+        "Stamp messages with the time of their arrival; `overwrite` replaces the publisher's.",
+    )
+    log_level: str = _setting(
+        "info", Choice(("debug", "info", "warning", "error")), "Least severity that is logged."
+    )
+
+    def __post_init__(self) -> None:
+        mistakes = []
+        for setting in SETTINGS:
+            raw = getattr(self, setting.name)
+            try:
+                object.__setattr__(self, setting.name, setting.kind.read(raw))
+            except ValueError:
+                mistakes.append(setting.refuse(raw, "Settings"))
+        if not mistakes and self.credit_flow_more_after > self.credit_flow_initial:
+            # All credit would be spent before any more is granted: a standstill.
+            mistakes.append(
+                f"credit_flow_more_after = {self.credit_flow_more_after}: must not be larger than"
+                f" credit_flow_initial = {self.credit_flow_initial}"
+            )
+        if mistakes:
+            raise SettingsError("\n".join(mistakes))
+
+
+class Setting(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    default: Any
+    about: str
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def refuse(self, raw: object, source: str) -> str:
+        shown = "..." if self.secret else repr(str(raw) if isinstance(raw, Path) else raw)
+        return f"{self.name} = {shown} (from {source}): must be {self.kind.allowed}"
+
+
+SETTINGS = tuple(
+    Setting(f.name, f.metadata["kind"], f.default, f.metadata["about"], f.metadata["secret"])
+    for f in fields(Settings)
+)
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def load_settings(
+    config_file: str | Path | None,
+    env: Mapping[str, str],
+    flags: Mapping[str, object],
+) -> Settings:
+    """Settings from everywhere; a flag that is None was not given.
+
+    Raises SettingsError naming every mistake, where it stands and what is allowed there.
+    """
+    given = [*_from_file(config_file), *_from_env(env), *_from_flags(flags)]
+    values: dict[str, Any] = {}
+    mistakes = []
+    for name, raw, source in given:
+        setting = _BY_NAME.get(name)
+        if setting is None:
+            mistakes.append(_unknown(name, source))
+            continue
+        try:
+            values[name] = setting.kind.read(raw)
+        except ValueError:
+            mistakes.append(setting.refuse(raw, source))
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return Settings(**values)
+
+
+_Given = tuple[str, object, str]  # name, value as written, where
+
+
+def _from_file(config_file: str | Path | None) -> Iterator[_Given]:
+    if config_file is None:
+        return
+    try:
+        table = tomllib.loads(Path(config_file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {config_file}: {error.strerror}") from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError alike
+        raise SettingsError(f"{config_file} is not TOML: {error}") from error
+    for name, raw in table.items():
+        yield name, raw, str(config_file)
+
+
+def _from_env(env: Mapping[str, str]) -> Iterator[_Given]:
+    for variable in sorted(env):
+        name = variable.removeprefix(ENV_PREFIX)
+        if name == variable or _ENV_NOT_SETTINGS.fullmatch(name):
+            continue
+        link = name == "PORT" and env[variable].startswith("tcp://")
+        if link or _ENV_SERVICE_LINK.fullmatch(name):
+            continue
+        yield name.lower(), env[variable], variable
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
+    for name, raw in flags.items():
+        if raw is not None:
+            yield name, raw, _BY_NAME[name].flag if name in _BY_NAME else name
+
+
+def _unknown(name: str, source: str) -> str:
+    close = difflib.get_close_matches(name, _BY_NAME, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"the settings are {', '.join(_BY_NAME)}"
+    return f"unknown setting {name} (from {source}): {hint}"

@@ -1,0 +1,540 @@
+"""One queue: mailbox, consumers, backing queue (hop 6).
+
+Upstream: ``delegate.py`` puts deliveries and questions into the mailbox; channels put acks,
+credit and consumers. Downstream: ``storage/backing_queue.py``.
+
+The actor is the sole owner of its state. ``run`` waits; everything else is a plain function that
+decides, so between two awaits nobody sees half a change. One batch is: the control lane whole,
+then publishes up to a bound, then what waits goes to consumers that are ready, then what all
+that produced (confirms, notices) leaves at once.
+
+Invariant, between batches: no message waits while a consumer is ready (unless it is being read).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from leveret.broker.flow import CreditFlow
+from leveret.broker.queues import commands as c
+from leveret.broker.queues.consumers import Consumer, Consumers
+from leveret.broker.queues.counters import QueueCounters
+from leveret.broker.queues.hooks import NoLimits, QueueHooks
+from leveret.protocol.errors import ChannelException, precondition_failed
+from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue, Confirm
+
+if TYPE_CHECKING:
+    from leveret.broker.clock import Clock
+    from leveret.broker.config import Settings
+    from leveret.broker.mailbox import Mailbox
+    from leveret.broker.queues.decorators import QueueDecorator
+    from leveret.broker.queues.record import Queue
+    from leveret.protocol.message import Message
+
+log = logging.getLogger(__name__)
+
+# A turn takes at most this much of the publish lane, so that acks and consumers get theirs.
+TURN_MESSAGES = 500
+TURN_BYTES = 1 << 20
+# From this size on a message costs more than one credit and is handed out one by one.
+LARGE = 1 << 14
+
+
+class QueueActor:
+    def __init__(
+        self,
+        queue: Queue,
+        make_backing: Callable[[Callable[[], None]], BackingQueue],
+        on_deleted: Callable[[Queue], None],
+        clock: Clock,
+        settings: Settings,
+        decorators: Sequence[QueueDecorator] = (),
+    ) -> None:
+        self.queue = queue
+        self.mailbox: Mailbox = queue.mailbox
+        self.counters = QueueCounters(clock)
+        self._backing = make_backing(self._wake)
+        self._on_deleted = on_deleted
+        self._decorators = decorators
+        self._hooks: QueueHooks = NoLimits()
+        self._flow = CreditFlow(
+            self.mailbox, settings.credit_flow_initial, settings.credit_flow_more_after
+        )
+        self._consumers = Consumers(
+            self.mailbox,
+            settings.delivery_window,
+            single_active=queue.options.single_active_consumer,
+        )
+        # Channels that have published here; told when the queue goes.
+        self._senders: set[Mailbox] = set()
+        # Sequence numbers to confirm at the end of the batch, per publishing channel.
+        self._confirms: dict[Mailbox, list[tuple[int, int]]] = {}
+        # The backing queue is reading; fetch again once it says so.
+        self._is_loading = False
+        # Gets that came while the backing queue was reading.
+        self._waiting_gets: list[c.Get] = []
+        # An auto-delete queue goes when its last consumer does, not before it had one.
+        self._had_consumer = False
+        # False: the batch at hand is the last one.
+        self._is_alive = True
+        # What decorators were told last.
+        self._told: tuple[int | None, bool] | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            c.Delivery: self._on_delivery,
+            c.Ack: self._on_ack,
+            c.Sent: self._on_sent,
+            c.Reject: self._on_reject,
+            c.Requeue: self._on_requeue,
+            c.Get: self._on_get,
+            c.Count: self._on_count,
+            c.Purge: self._on_purge,
+            c.Delete: self._on_delete,
+            c.DeleteNow: self._on_delete_now,
+            c.Consume: self._on_consume,
+            c.Cancel: self._on_cancel,
+            c.Resume: self._on_resume,
+            c.ChannelDown: self._on_channel_down,
+            c.Loaded: self._on_loaded,
+        }
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take batches until the queue is deleted."""
+        mailbox = self.mailbox
+        for decorator in self._decorators:
+            decorator.startup(self.queue)
+        while self._is_alive:
+            await mailbox.turn()
+            for command in mailbox.take_urgent():
+                self._handlers[type(command)](command)
+            self._take_publishes()
+            self._deliver_waiting()
+            self._finish_batch()
+
+    def _take_publishes(self) -> None:
+        lane = self.mailbox.ordinary
+        messages = size = 0
+        while lane and self._is_alive and messages < TURN_MESSAGES and size < TURN_BYTES:
+            command = lane.popleft()
+            if type(command) is c.Delivery:
+                messages += len(command.messages)
+                size += command.size
+                self._on_delivery(command)
+            else:
+                messages += 1
+                self._handlers[type(command)](command)
+
+    def _finish_batch(self) -> None:
+        for confirm in self._backing.drain_confirmed():
+            self._confirm(confirm.port, confirm.first, confirm.last)
+        if self._confirms:
+            for sender, ranges in self._confirms.items():
+                for first, last in ranges:
+                    sender.put_urgent(c.Confirmed(self.mailbox, first, last))
+            self._confirms = {}
+        for state in self._consumers.channels.values():
+            state.last = None
+        self.counters.consumers_ready(is_ready=self._consumers.has_ready)
+        if self._decorators:
+            self._notify_decorators()
+
+    # --- publishing ------------------------------------------------------------------------------
+
+    def _on_delivery(self, delivery: c.Delivery) -> None:
+        """deliver_or_enqueue, for a run, in the seeds' order [76]."""
+        sender = delivery.sender
+        if not sender.is_closed:
+            self._senders.add(sender)
+            if delivery.cost:
+                self._flow.ack(sender, delivery.cost)
+        messages = delivery.messages
+        count = len(messages)
+        if self._hooks.is_active and self._hooks.refuses(delivery):
+            if delivery.confirm_first:
+                first = delivery.confirm_first
+                sender.put_urgent(c.Refused(self.mailbox, first, first + count - 1))
+            return
+        # Only what is to outlive the broker is confirmed later, by the backing queue [78].
+        first = delivery.confirm_first
+        if first:
+            persistent = delivery.persistent if self.queue.durable else 0
+            if persistent and persistent != count:
+                for part in _split_by_persistence(delivery):
+                    self._enqueue(part.messages, part.sender, part.confirm_first, part.largest)
+                self.counters.publish += count
+                return
+            if not persistent:
+                self._confirm(sender, first, first + count - 1)
+                first = 0
+        self._enqueue(messages, sender, first, delivery.largest)
+        self.counters.publish += count
+
+    def _enqueue(
+        self, messages: Sequence[Message], sender: Mailbox, confirm_first: int, largest: int
+    ) -> None:
+        """To consumers what they can take now, the rest to the backing queue.
+
+        ``confirm_first`` is 0 unless the backing queue is to confirm.
+        """
+        at = 0
+        count = len(messages)
+        if self._consumers.has_ready and self._backing.is_empty():
+            at = self._attempt_delivery(messages, sender, confirm_first, largest)
+        if at == count:
+            return
+        if at:
+            messages = messages[at:]
+            if confirm_first:
+                confirm_first += at
+        confirm = (
+            Confirm(sender, confirm_first, confirm_first + len(messages) - 1)
+            if confirm_first
+            else None
+        )
+        self._backing.publish(messages, confirm)
+        if self._hooks.is_active:
+            self._hooks.published()
+
+    def _attempt_delivery(
+        self, messages: Sequence[Message], sender: Mailbox, confirm_first: int, largest: int
+    ) -> int:
+        """Hand out from the front while consumers are ready; return how many went."""
+        at, count = 0, len(messages)
+        while at < count:
+            granted = self._consumers.next_ready(1 if largest >= LARGE else count - at)
+            if granted is None:
+                break
+            consumer, share = granted
+            run = messages if share == count else messages[at : at + share]
+            confirm = (
+                Confirm(sender, confirm_first + at, confirm_first + at + share - 1)
+                if confirm_first
+                else None
+            )
+            seq_ids: list[int] | None = None
+            if consumer.no_ack:
+                self._backing.discard(run, confirm)
+            else:
+                first_seq = self._backing.publish_delivered(run, confirm)
+                seq_ids = list(range(first_seq, first_seq + share))
+            cost = share if largest < LARGE else share + (len(run[0].body) >> 14)
+            self._send(consumer, list(run), seq_ids, cost, redelivered=False)
+            at += share
+        return at
+
+    # --- delivering ------------------------------------------------------------------------------
+
+    def _deliver_waiting(self) -> None:
+        """Serve consumers from the backing queue while both have something to give."""
+        backing, consumers = self._backing, self._consumers
+        while consumers.has_ready and not self._is_loading and not backing.is_empty():
+            granted = consumers.next_ready(len(backing))
+            if granted is None:
+                return
+            consumer, share = granted
+            entries = backing.fetch(
+                share,
+                ack_required=not consumer.no_ack,
+                max_bytes=consumer.channel.window * LARGE,
+            )
+            if entries is LOADING or entries is EMPTY:
+                consumers.unused(consumer, share)
+                self._is_loading = entries is LOADING
+                return
+            if len(entries) < share:
+                consumers.unused(consumer, share - len(entries))
+            self._send_entries(consumer, entries)
+
+    def _send_entries(self, consumer: Consumer, entries: Sequence[Any]) -> None:
+        """Entries as runs of equal ``redelivered``."""
+        at, count = 0, len(entries)
+        while at < count:
+            redelivered = entries[at].redelivered
+            end = at + 1
+            while end < count and entries[end].redelivered == redelivered:
+                end += 1
+            run = entries[at:end] if at or end < count else entries
+            messages = [entry.message for entry in run]
+            seq_ids = None if consumer.no_ack else [entry.seq_id for entry in run]
+            cost = len(run) + sum([len(message.body) >> 14 for message in messages])
+            self._send(consumer, messages, seq_ids, cost, redelivered=redelivered)
+            at = end
+
+    def _send(
+        self,
+        consumer: Consumer,
+        messages: list[Message],
+        seq_ids: list[int] | None,
+        cost: int,
+        *,
+        redelivered: bool,
+    ) -> None:
+        state = consumer.channel
+        state.window -= cost
+        counters = self.counters
+        if seq_ids is None:
+            counters.deliver_no_ack += len(messages)
+        else:
+            counters.deliver += len(messages)
+            state.unacked.update(zip(seq_ids, repeat(consumer)))
+        if redelivered:
+            counters.redeliver += len(messages)
+        last = state.last
+        if last is not None and last.tag == consumer.tag and last.redelivered == redelivered:
+            # Still in the channel's mailbox: one run is cheaper than two.
+            last.messages += messages
+            if last.seq_ids is not None and seq_ids is not None:
+                last.seq_ids += seq_ids
+            last.cost += cost
+            return
+        state.last = c.Deliver(
+            self.mailbox, consumer.tag, messages, seq_ids, cost, redelivered=redelivered
+        )
+        # A channel that is gone says so (ChannelDown), and all it was given is requeued then.
+        state.mailbox.put_urgent(state.last)
+
+    def _confirm(self, sender: Mailbox, first: int, last: int) -> None:
+        ranges = self._confirms.setdefault(sender, [])
+        if ranges and ranges[-1][1] + 1 == first:
+            ranges[-1] = (ranges[-1][0], last)
+        else:
+            ranges.append((first, last))
+
+    # --- settling --------------------------------------------------------------------------------
+
+    def _on_ack(self, ack: c.Ack) -> None:
+        settled = self._settle(ack.channel, ack.seq_ids)
+        self._backing.ack(settled)
+        self.counters.ack += len(settled)
+
+    def _on_reject(self, reject: c.Reject) -> None:
+        settled = self._settle(reject.channel, reject.seq_ids)
+        self._backing.ack(settled)
+        self.counters.reject += len(settled)
+
+    def _on_requeue(self, requeue: c.Requeue) -> None:
+        settled = self._settle(requeue.channel, requeue.seq_ids)
+        self._backing.requeue(settled)
+        self.counters.requeue += len(settled)
+
+    def _settle(self, channel: Mailbox, seq_ids: Sequence[int]) -> Sequence[int]:
+        """Take deliveries off a channel's account; return those that were on it."""
+        state = self._consumers.channels.get(channel)
+        if state is None:
+            return ()
+        pop = state.unacked.pop
+        unknown = self  # a value that no consumer is
+        touched: list[Consumer] = []
+        last: Consumer | None = None
+        missing = False
+        for seq_id in seq_ids:
+            consumer: Any = pop(seq_id, unknown)
+            if consumer is unknown:
+                missing = True
+            elif consumer is not None:
+                consumer.credit += 1
+                if consumer is not last:
+                    last = consumer
+                    touched.append(consumer)
+        if missing:
+            # The queue was restarted since: those numbers are not this channel's any more.
+            log.info("%s: settled deliveries of an earlier life were ignored", self.queue.name)
+            return ()
+        for consumer in touched:
+            if not consumer.is_ready:
+                self._consumers.unblock(touched)
+                break
+        if not state.unacked:
+            self._consumers.drop_idle_channel(state)
+        return seq_ids
+
+    def _on_sent(self, sent: c.Sent) -> None:
+        state = self._consumers.channels.get(sent.channel)
+        if state is not None:
+            state.window += sent.cost
+            self._consumers.unblock(state.consumers)
+            if not state.consumers:
+                self._consumers.drop_idle_channel(state)
+
+    def _on_resume(self, resume: c.Resume) -> None:
+        state = self._consumers.channels.get(resume.channel)
+        if state is not None:
+            self._consumers.unblock(state.consumers)
+
+    # --- consumers -------------------------------------------------------------------------------
+
+    def _on_consume(self, consume: c.Consume) -> None:
+        try:
+            self._consumers.add(consume, self.queue.name)
+        except ChannelException as error:
+            consume.channel.put_urgent(c.Failed(error))
+            return
+        self._had_consumer = True
+        consume.channel.put_urgent(c.Done())
+
+    def _on_cancel(self, cancel: c.Cancel) -> None:
+        self._consumers.remove(cancel.channel, cancel.tag)
+        # Nothing more for this consumer may be appended behind the answer.
+        state = self._consumers.channels.get(cancel.channel)
+        if state is not None:
+            state.last = None
+        cancel.channel.put_urgent(c.Done())
+        self._delete_if_unused()
+
+    def _on_channel_down(self, down: c.ChannelDown) -> None:
+        self._senders.discard(down.channel)
+        self._flow.peer_down(down.channel)
+        self._confirms.pop(down.channel, None)
+        self._waiting_gets = [get for get in self._waiting_gets if get.channel is not down.channel]
+        state = self._consumers.remove_channel(down.channel)
+        if state is not None and state.unacked:
+            self._backing.requeue(sorted(state.unacked))
+            self.counters.requeue += len(state.unacked)
+        self._delete_if_unused()
+
+    def _delete_if_unused(self) -> None:
+        if self.queue.auto_delete and self._had_consumer and not len(self._consumers):
+            self._end()
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def _on_get(self, get: c.Get) -> None:
+        if self._is_loading:
+            self._waiting_gets.append(get)
+            return
+        entries = self._backing.fetch(1, ack_required=not get.no_ack, max_bytes=1)
+        if entries is LOADING:
+            self._is_loading = True
+            self._waiting_gets.append(get)
+        elif entries is EMPTY:
+            self.counters.get_empty += 1
+            get.channel.put_urgent(c.GetEmpty())
+        else:
+            entry = entries[0]
+            if get.no_ack:
+                self.counters.get_no_ack += 1
+            else:
+                self.counters.get += 1
+                self._consumers.channel(get.channel).unacked[entry.seq_id] = None
+            if entry.redelivered:
+                self.counters.redeliver += 1
+            seq_id = None if get.no_ack else entry.seq_id
+            get.channel.put_urgent(
+                c.GetOk(self.mailbox, entry.message, seq_id, entry.redelivered, len(self._backing))
+            )
+
+    def _wake(self) -> None:
+        """Called by the backing queue when it has read what it was asked for."""
+        self.mailbox.put_urgent(c.Loaded())
+
+    def _on_loaded(self, loaded: c.Loaded) -> None:
+        self._is_loading = False
+        gets, self._waiting_gets = self._waiting_gets, []
+        for get in gets:
+            self._on_get(get)
+
+    def _on_count(self, count: c.Count) -> None:
+        count.channel.put_urgent(c.CountOk(len(self._backing), len(self._consumers)))
+
+    def _on_purge(self, purge: c.Purge) -> None:
+        purge.channel.put_urgent(c.Done(self._backing.purge()))
+
+    def _on_delete(self, delete: c.Delete) -> None:
+        name = self.queue.name
+        if delete.if_unused and len(self._consumers):
+            delete.channel.put_urgent(c.Failed(precondition_failed(f"{name} in use")))
+        elif delete.if_empty and not self._backing.is_empty():
+            delete.channel.put_urgent(c.Failed(precondition_failed(f"{name} not empty")))
+        else:
+            delete.channel.put_urgent(c.Done(len(self._backing)))
+            self._end()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _on_delete_now(self, delete: c.DeleteNow) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """The queue is deleted: nobody finds it from here on; run() leaves after this batch."""
+        if not self._is_alive:
+            return
+        self._is_alive = False
+        self._on_deleted(self.queue)
+        self._backing.delete_and_terminate()
+        self._finish_confirms()
+        self.say_goodbye(crashed=False)
+
+    def _finish_confirms(self) -> None:
+        for sender, ranges in self._confirms.items():
+            for first, last in ranges:
+                sender.put_urgent(c.Confirmed(self.mailbox, first, last))
+        self._confirms = {}
+
+    def say_goodbye(self, *, crashed: bool) -> None:
+        """Answer whoever still waits for this queue, in the order in which they asked."""
+        for command in [*self.mailbox.close(), *self._waiting_gets]:
+            if isinstance(command, c.Delivery):
+                command.sender.put_urgent(c.Unreceived(self.mailbox, command))
+                self._senders.add(command.sender)
+            elif isinstance(command, (c.Get, c.Count, c.Purge, c.Delete, c.Consume, c.Cancel)):
+                command.channel.put_urgent(c.Gone())
+        for consumer in self._consumers:
+            consumer.channel.mailbox.put_urgent(c.ConsumerCancelled(consumer.tag))
+        for channel in self._senders | self._consumers.channels.keys():
+            channel.put_urgent(c.QueueDown(self.mailbox, crashed))
+        for decorator in self._decorators:
+            decorator.shutdown(self.queue)
+
+    # --- what others may see ---------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, object]:
+        unacked = sum(len(state.unacked) for state in self._consumers.channels.values())
+        ready = len(self._backing)
+        return {
+            "messages_ready": ready,
+            "messages_unacknowledged": unacked,
+            "messages": ready + unacked,
+            "message_bytes_ready": self._backing.ready_bytes,
+            "consumers": len(self._consumers),
+            "mailbox": len(self.mailbox),
+            **self.counters.statistics(),
+            "backing_queue": self._backing.statistics(),
+        }
+
+    def _notify_decorators(self) -> None:
+        now = (self._consumers.max_active_priority(), self._backing.is_empty())
+        if now != self._told:
+            self._told = now
+            for decorator in self._decorators:
+                decorator.consumer_state_changed(self.queue, *now)
+
+
+def _split_by_persistence(delivery: c.Delivery) -> list[c.Delivery]:
+    """The same run as runs that are persistent throughout, or not at all."""
+    parts: list[c.Delivery] = []
+    messages = delivery.messages
+    at = 0
+    while at < len(messages):
+        persistent = messages[at].persistent
+        end = at + 1
+        while end < len(messages) and messages[end].persistent == persistent:
+            end += 1
+        run = messages[at:end]
+        parts.append(
+            c.Delivery(
+                run,
+                delivery.sender,
+                delivery.confirm_first + at,
+                0,
+                0,
+                delivery.largest,
+                len(run) if persistent else 0,
+                is_mandatory=False,
+            )
+        )
+        at = end
+    return parts

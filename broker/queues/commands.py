@@ -1,0 +1,280 @@
+"""What a queue's mailbox accepts, and what a queue sends back to a channel's.
+
+The publish lane keeps the order between one channel and one queue: deliveries, and whatever
+must see the sender's earlier ones (get, purge, delete, requeue, count). The control lane is
+taken first: acks, credit, consume and cancel, timers, channels that are gone.
+
+Everything names channels by mailbox and messages by ids: no references into anybody's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leveret.broker.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from leveret.broker.queues.limiter import Limiter
+    from leveret.protocol.errors import ChannelException
+    from leveret.protocol.message import Message
+
+
+class Delivery:
+    """A run of messages on its way to one or more queues: the seeds' ``#delivery``, for a run."""
+
+    __slots__ = (
+        "confirm_first",
+        "cost",
+        "is_mandatory",
+        "largest",
+        "messages",
+        "persistent",
+        "sender",
+        "size",
+        "targets",
+        "unreceived",
+    )
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        sender: Mailbox,
+        confirm_first: int,
+        cost: int,
+        size: int,
+        largest: int,
+        persistent: int,
+        *,
+        is_mandatory: bool,
+    ) -> None:
+        self.messages = messages
+        self.sender = sender
+        # Publisher's sequence number of the first message; 0 if no confirm is wanted.
+        self.confirm_first = confirm_first
+        # Credit the run costs; 0 for a delivery that does not take part in credit flow.
+        self.cost = cost
+        self.size = size
+        self.largest = largest
+        # How many of the messages are persistent.
+        self.persistent = persistent
+        self.is_mandatory = is_mandatory
+        # Written by the sender alone: queues it went to, and queues that handed it back.
+        self.targets = 0
+        self.unreceived = 0
+
+
+# --- publish lane ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    channel: Mailbox
+    no_ack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many messages are ready, how many consumers there are."""
+
+    channel: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    channel: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    channel: Mailbox
+    if_unused: bool
+    if_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    channel: Mailbox
+    seq_ids: Sequence[int]
+
+
+# --- control lane ------------------------------------------------------------------------------
+
+
+class Ack:
+    __slots__ = ("channel", "seq_ids")
+
+    def __init__(self, channel: Mailbox, seq_ids: Sequence[int]) -> None:
+        self.channel = channel
+        self.seq_ids = seq_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Discard (and, once there is a dead-letter exchange, dead-letter)."""
+
+    channel: Mailbox
+    seq_ids: Sequence[int]
+
+
+class Sent:
+    """The channel has written deliveries worth ``cost`` to a socket that takes them."""
+
+    __slots__ = ("channel", "cost")
+
+    def __init__(self, channel: Mailbox, cost: int) -> None:
+        self.channel = channel
+        self.cost = cost
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    channel: Mailbox
+    limiter: Limiter
+    tag: str
+    no_ack: bool
+    exclusive: bool
+    prefetch: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    channel: Mailbox
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The channel's shared prefetch limit has room again."""
+
+    channel: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDown:
+    """The channel is gone: its consumers leave, what it held comes back."""
+
+    channel: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNow:
+    """Owner gone, virtual host deleted: no questions asked, nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the backing queue answered LOADING for has been read."""
+
+
+# --- from a queue to a channel -------------------------------------------------------------------
+
+
+class Deliver:
+    """A run for one consumer; ``seq_ids`` is None where no ack is expected."""
+
+    __slots__ = ("cost", "messages", "queue", "redelivered", "seq_ids", "tag")
+
+    def __init__(
+        self,
+        queue: Mailbox,
+        tag: str,
+        messages: list[Message],
+        seq_ids: list[int] | None,
+        cost: int,
+        *,
+        redelivered: bool,
+    ) -> None:
+        self.queue = queue
+        self.tag = tag
+        self.messages = messages
+        self.seq_ids = seq_ids
+        self.cost = cost
+        self.redelivered = redelivered
+
+
+class Confirmed:
+    """Sequence numbers first..last are as safe in this queue as they were asked to be."""
+
+    __slots__ = ("first", "last", "queue")
+
+    def __init__(self, queue: Mailbox, first: int, last: int) -> None:
+        self.queue = queue
+        self.first = first
+        self.last = last
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This queue did not take first..last (length limit with reject-publish)."""
+
+    queue: Mailbox
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreceived:
+    """A queue that ended hands back a delivery it never took."""
+
+    queue: Mailbox
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDown:
+    """The queue is gone. ``crashed``: its answers are lost, too."""
+
+    queue: Mailbox
+    crashed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerCancelled:
+    """The queue ended the consumer, not the client."""
+
+    tag: str
+
+
+# Answers to Get, Count, Purge, Delete, Consume and Cancel; a channel has one question at a time.
+
+
+@dataclass(frozen=True, slots=True)
+class GetOk:
+    queue: Mailbox
+    message: Message
+    seq_id: int | None
+    redelivered: bool
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetEmpty:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CountOk:
+    ready: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Purged, deleted (``ready`` messages went), consuming, cancelled."""
+
+    ready: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The question could not be answered: the error to raise in the channel."""
+
+    error: ChannelException
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The queue ended before it came to the question."""

@@ -1,0 +1,36 @@
+"""A queue as the rest of the broker knows it: its name, its properties, its address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from leveret.broker.mailbox import Mailbox
+from leveret.broker.queues.arguments import QueueArguments
+from leveret.broker.resource import Resource
+
+if TYPE_CHECKING:
+    from leveret.protocol.field_table import Table
+
+
+@dataclass(eq=False, slots=True)
+class Queue:
+    """The seeds' ``#amqqueue`` record. Its messages and consumers are its actor's."""
+
+    name: Resource
+    durable: bool
+    auto_delete: bool
+    # The connection that alone may use it; None unless declared exclusive.
+    owner: object | None
+    # As declared, for equivalence and for listing.
+    arguments: Table
+    # The same, parsed.
+    options: QueueArguments
+    mailbox: Mailbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mailbox = Mailbox(str(self.name))
+
+    @property
+    def exclusive(self) -> bool:
+        return self.owner is not None

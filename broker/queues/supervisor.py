@@ -1,0 +1,91 @@
+"""Keeps the queue tasks of a virtual host: starts them, notices their end, restarts a crashed one.
+
+A crash takes down that queue only: publishers get their unconfirmed messages nacked [67],
+consumers are cancelled, and the queue starts again under its name [12].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from leveret.broker.mailbox import Mailbox
+from leveret.broker.queues import commands as c
+from leveret.broker.queues.actor import QueueActor
+
+if TYPE_CHECKING:
+    from leveret.broker.clock import Clock
+    from leveret.broker.config import Settings
+    from leveret.broker.queues.decorators import QueueDecorator
+    from leveret.broker.queues.record import Queue
+    from leveret.storage.backing_queue import BackingQueue
+
+log = logging.getLogger(__name__)
+
+BackingFactory = Callable[[Callable[[], None]], "BackingQueue"]
+
+
+class QueueSupervisor:
+    def __init__(
+        self,
+        make_backing: BackingFactory,
+        on_deleted: Callable[[Queue], None],
+        clock: Clock,
+        settings: Settings,
+        decorators: Callable[[], Iterable[QueueDecorator]],
+    ) -> None:
+        self._make_backing = make_backing
+        self._on_deleted = on_deleted
+        self._clock = clock
+        self._settings = settings
+        self._decorators = decorators
+        self.actors: dict[Queue, QueueActor] = {}
+        self._tasks: dict[Queue, asyncio.Task[None]] = {}
+
+    def start(self, queue: Queue) -> None:
+        active: Sequence[QueueDecorator] = [
+            decorator for decorator in self._decorators() if decorator.active_for(queue)
+        ]
+        actor = QueueActor(
+            queue, self._make_backing, self._on_deleted, self._clock, self._settings, active
+        )
+        self.actors[queue] = actor
+        self._tasks[queue] = asyncio.create_task(self._supervise(actor), name=str(queue.name))
+
+    async def _supervise(self, actor: QueueActor) -> None:
+        queue = actor.queue
+        try:
+            await actor.run()
+        except Exception:
+            log.exception("%s crashed; it is restarted", queue.name)
+            actor.say_goodbye(crashed=True)
+            queue.mailbox = Mailbox(str(queue.name))
+            self.start(queue)
+        else:
+            del self._tasks[queue], self.actors[queue]
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return list(self._tasks.values())
+
+    async def wait_deleted(self, queues: Iterable[Queue]) -> None:
+        """Delete them, whatever they hold, and return when their tasks have ended."""
+        tasks = []
+        for queue in queues:
+            task = self._tasks.get(queue)
+            if task is not None:
+                queue.mailbox.put_urgent(c.DeleteNow())
+                tasks.append(task)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def stop(self) -> None:
+        """End all tasks; queues are not deleted."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self.actors.clear()

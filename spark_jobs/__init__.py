@@ -1,0 +1,1 @@
+"""Analytics over the broker's event log."""

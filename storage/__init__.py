@@ -1,0 +1,1 @@
+"""Where messages wait: the backing queue interface and what implements it."""

@@ -1,0 +1,148 @@
+"""The seam between a queue and what keeps its messages (hop 7).
+
+Upstream: the queue actor, sole caller. Downstream: whatever the implementation uses; this file
+knows none of them. Every implementation passes the suite in ``tests/storage``.
+
+A backing queue holds *ready* messages, in order, and *pending* ones: delivered and not yet
+settled. Each message gets the next sequence id when it is published; the ids of one call are
+consecutive, and order in the queue is order of ids, always: a message that is requeued goes back
+to the place it had. Its ``redelivered`` flag is set from then on.
+
+Operations never wait. One that needs a message which is not in memory answers ``LOADING``,
+changes nothing, and starts reading; when that is done the implementation calls the ``wake`` it
+was constructed with, from the event loop, once for each LOADING. The same call then succeeds.
+Publishes, acks, requeues and purges go on meanwhile. Counts are exact at any time, so an empty
+queue answers ``EMPTY``, never LOADING.
+
+Everything works on runs: the costs below are paid per call, not per message.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from leveret.protocol.message import Message
+
+
+class Entry(NamedTuple):
+    """A message at its place in one queue."""
+
+    seq_id: int
+    message: Message
+    redelivered: bool
+    # Wall clock, milliseconds; None if it lives for ever. Given at publish, kept by a requeue.
+    expires_at_ms: int | None = None
+
+
+class Confirm(NamedTuple):
+    """Sequence numbers ``first`` to ``last`` of one publishing channel, in a run's order."""
+
+    # Stands for that channel; handed back as it came and never looked into.
+    port: Any
+    first: int
+    last: int
+
+
+class Nothing(enum.Enum):
+    """Why there are no entries. An enumeration, so that ``is`` narrows the type."""
+
+    EMPTY = "empty"
+    LOADING = "loading"
+
+
+EMPTY: Final = Nothing.EMPTY
+LOADING: Final = Nothing.LOADING
+
+Loading = Literal[Nothing.LOADING]
+Predicate = Callable[[Entry], bool]
+
+
+class BackingQueue(Protocol):
+    """What a queue actor relies on. Mind that an empty one is false, as all that have a length."""
+
+    def publish(
+        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
+    ) -> None:
+        """Add a run at the rear. ``expires_at_ms`` holds for all of it."""
+
+    def publish_delivered(
+        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
+    ) -> int:
+        """Take in a run that goes straight to a consumer: pending, never ready.
+
+        Only for an empty queue, or the run would overtake. Returns the first of its ids.
+        """
+
+    def discard(self, messages: Sequence[Message], confirm: Confirm | None) -> None:
+        """Note a run that is not to be kept at all; it is confirmed like any other."""
+
+    def drain_confirmed(self) -> list[Confirm]:
+        """Confirms whose messages became as safe as they will be since the last call.
+
+        A confirm may come back in parts; each number comes back exactly once.
+        """
+
+    def fetch(
+        self, limit: int, *, ack_required: bool, max_bytes: int | None = None
+    ) -> list[Entry] | Nothing:
+        """Take up to ``limit`` entries from the head; with ``ack_required`` they become pending.
+
+        The bodies stay within ``max_bytes`` together, but one entry comes whatever its size.
+        Fewer than asked for may come although more are ready. Never an empty list.
+        """
+
+    def fetch_while(
+        self, predicate: Predicate, limit: int, *, max_bytes: int | None = None
+    ) -> list[Entry] | Loading:
+        """As fetch with acks, but only while ``predicate`` holds; may be an empty list.
+
+        For messages that are dead-lettered: ack them once they are in safety elsewhere.
+        """
+
+    def drop_while(self, predicate: Predicate) -> int | Loading:
+        """Remove from the head while ``predicate`` holds; return how many went.
+
+        Call again until it answers 0: it may stop where memory ends.
+        """
+
+    def drop(self, count: int) -> int | Loading:
+        """Remove up to ``count`` from the head; return how many went, 0 only if none is ready."""
+
+    def peek(self) -> Entry | Nothing:
+        """The head, where it stays: whose expiry the next timer is set for."""
+
+    def ack(self, seq_ids: Collection[int]) -> None:
+        """Forget pending messages; ids that are not pending are ignored."""
+
+    def requeue(self, seq_ids: Collection[int]) -> None:
+        """Return pending messages to their places; ids that are not pending are ignored."""
+
+    def purge(self) -> int:
+        """Remove all that is ready; return how many that were. Pending ones stay."""
+
+    def is_duplicate(self, message: Message) -> bool:
+        """Has it been here before? For proxies that know; others say no."""
+
+    def __len__(self) -> int:
+        """Messages that are ready."""
+
+    def is_empty(self) -> bool:
+        """Is none ready?"""
+
+    def depth(self) -> int:
+        """Messages that are ready or pending."""
+
+    @property
+    def ready_bytes(self) -> int:
+        """Size of the bodies that are ready."""
+
+    def terminate(self) -> None:
+        """The queue stops and will be back: keep what is to outlive it. The last call, no wakes."""
+
+    def delete_and_terminate(self) -> None:
+        """The queue is gone for good: keep nothing. The last call, no wakes."""
+
+    def statistics(self) -> dict[str, object]:
+        """What a person who looks into this queue wants to see."""

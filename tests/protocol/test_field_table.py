@@ -1,0 +1,218 @@
+"""Typed tables: both ways, against pamqp, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import decode, encode
+
+from leveret.protocol.field_table import (
+    MAX_DEPTH,
+    Field,
+    Table,
+    TableError,
+    check_table,
+    decode_table,
+    encode_table,
+    table_from_python,
+    to_python,
+    type_name,
+)
+from tests.protocol.streams import plain_tables, tables
+
+
+def sized(raw: bytes) -> bytes:
+    return struct.pack(">I", len(raw)) + raw
+
+
+def entry(tag: bytes, value: bytes, key: bytes = b"k") -> bytes:
+    return bytes((len(key),)) + key + tag + value
+
+
+def nested(depth: int, tag: bytes) -> bytes:
+    """A table of ``depth`` levels, the inner ones being tables or arrays."""
+    inner = sized(b"")
+    for _ in range(depth - 2):
+        inner = sized((b"\x00F" if tag == b"F" else b"A") + inner)
+    return sized(entry(tag, inner))
+
+
+@given(tables)
+def test_a_table_survives_both_ways(table: Table) -> None:
+    raw = encode_table(table)
+    assert decode_table(raw, 0) == (table, len(raw))
+    assert check_table(raw, 0, len(raw)) == len(raw)
+
+
+@given(plain_tables)
+def test_pamqp_reads_what_we_write(mapping: dict[str, Any]) -> None:
+    raw = encode_table(table_from_python(mapping))
+    assert decode.field_table(raw) == (len(raw), mapping)
+
+
+@given(plain_tables)
+def test_we_read_what_pamqp_writes(mapping: dict[str, Any]) -> None:
+    raw = encode.field_table(mapping)
+    table, end = decode_table(raw, 0)
+    assert end == len(raw)
+    assert {key: to_python(field) for key, field in table.items()} == mapping
+
+
+@given(st.binary(max_size=60))
+def test_decoding_and_checking_agree_on_any_bytes(raw: bytes) -> None:
+    """Whatever comes is a table or a TableError, nothing else."""
+    raw = sized(raw)
+    try:
+        _, end = decode_table(raw, 0)
+    except TableError:
+        with pytest.raises(TableError):
+            check_table(raw, 0, len(raw))
+    else:
+        assert check_table(raw, 0, len(raw)) == end == len(raw)
+
+
+@pytest.mark.parametrize(
+    ("tag", "raw", "value"),
+    [
+        pytest.param("t", b"\x02", True, id="any-octet-but-0-is-true"),
+        pytest.param("b", b"\xff", -1, id="signed-8"),
+        pytest.param("B", b"\xff", 255, id="unsigned-8"),
+        pytest.param("s", b"\xff\xfe", -2, id="signed-16"),
+        pytest.param("u", b"\xff\xfe", 65534, id="unsigned-16"),
+        pytest.param("I", b"\xff\xff\xff\xff", -1, id="signed-32"),
+        pytest.param("i", b"\xff\xff\xff\xff", 0xFFFFFFFF, id="unsigned-32"),
+        pytest.param("l", b"\xff" * 8, -1, id="signed-64"),
+        pytest.param("L", b"\xff" * 8, -1, id="large-l-is-signed-too"),
+        pytest.param("f", struct.pack(">f", 1.5), 1.5, id="float"),
+        pytest.param("d", struct.pack(">d", 0.1), 0.1, id="double"),
+        pytest.param("D", b"\x02\x00\x00\x01\x00", (2, 256), id="decimal"),
+        pytest.param("T", b"\xff" * 8, (1 << 64) - 1, id="timestamp-is-unsigned"),
+        pytest.param("S", sized(b"\xc3\xa9\xff"), "é\udcff", id="string-of-any-bytes"),
+        pytest.param("x", sized(b"\x00\xff"), b"\x00\xff", id="byte-array"),
+        pytest.param("V", b"", None, id="void"),
+        pytest.param("F", sized(entry(b"t", b"\x01")), {"k": Field("t", True)}, id="table"),
+        pytest.param("A", sized(b"t\x00V"), [Field("t", False), Field("V", None)], id="array"),
+    ],
+)
+def test_every_type(tag: str, raw: bytes, value: object) -> None:
+    whole = sized(entry(tag.encode(), raw))
+    table, end = decode_table(whole, 0)
+    assert end == len(whole)
+    assert table == {"k": Field(tag, value)}
+    assert check_table(whole, 0, len(whole)) == len(whole)
+    if tag != "t":
+        assert encode_table(table) == whole
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"\x00\x00\x00", id="no-room-for-the-length"),
+        pytest.param(b"\x00\x00\x00\x05abcd", id="longer-than-the-data"),
+        pytest.param(sized(b"\x05abc"), id="key-longer-than-the-table"),
+        pytest.param(sized(b"\x03abc"), id="key-without-a-value"),
+        pytest.param(sized(entry(b"Z", b"")), id="unknown-type"),
+        pytest.param(sized(entry(b"I", b"\x00\x00\x00")), id="integer-cut-short"),
+        pytest.param(sized(entry(b"t", b"")), id="bool-cut-short"),
+        pytest.param(sized(entry(b"S", b"\x00\x00")), id="string-length-cut-short"),
+        pytest.param(sized(entry(b"S", b"\x00\x00\x00\x02a")) + b"b", id="string-leaves-table"),
+        pytest.param(sized(entry(b"F", b"\x00\x00\x00\x03\x01aI")), id="inner-value-cut-short"),
+        pytest.param(sized(entry(b"F", b"\x00\x00\x00\x09\x01aV")), id="inner-leaves-outer"),
+        pytest.param(sized(entry(b"A", sized(b"I\x00"))), id="array-value-cut-short"),
+        pytest.param(nested(MAX_DEPTH + 1, b"F"), id="tables-too-deep"),
+        pytest.param(nested(MAX_DEPTH + 1, b"A"), id="arrays-too-deep"),
+    ],
+)
+def test_malformed_tables_are_refused(raw: bytes) -> None:
+    with pytest.raises(TableError):
+        decode_table(raw, 0)
+    with pytest.raises(TableError):
+        check_table(raw, 0, len(raw))
+
+
+@pytest.mark.parametrize("tag", [b"F", b"A"])
+def test_the_deepest_allowed_table_is_read(tag: bytes) -> None:
+    raw = nested(MAX_DEPTH, tag)
+    table, _ = decode_table(raw, 0)
+    assert encode_table(table) == raw
+    assert check_table(raw, 0, len(raw)) == len(raw)
+
+
+def test_a_table_must_end_where_it_is_told_to() -> None:
+    raw = sized(entry(b"t", b"\x01"))
+    with pytest.raises(TableError):
+        decode_table(raw, 0, len(raw) - 1)
+
+
+def test_of_equal_keys_the_first_counts() -> None:
+    raw = sized(entry(b"b", b"\x01") + entry(b"b", b"\x02"))
+    assert decode_table(raw, 0)[0] == {"k": Field("b", 1)}
+
+
+def test_a_table_in_the_middle_of_data() -> None:
+    raw = sized(entry(b"b", b"\x07"))
+    assert decode_table(b"xx" + raw + b"yy", 2) == ({"k": Field("b", 7)}, 2 + len(raw))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        pytest.param(Field("B", 256), id="too-large"),
+        pytest.param(Field("I", "1"), id="wrong-kind"),
+        pytest.param(Field("f", 1e300), id="too-large-for-a-float"),
+        pytest.param(Field("Q", 1), id="unknown-type"),
+    ],
+)
+def test_values_that_do_not_fit_their_type_are_refused(field: Field) -> None:
+    with pytest.raises(TableError):
+        encode_table({"k": field})
+
+
+def test_a_key_holds_255_bytes() -> None:
+    assert decode_table(encode_table({"k" * 255: Field("V", None)}), 0)[0].keys() == {"k" * 255}
+    with pytest.raises(TableError):
+        encode_table({"é" * 128: Field("V", None)})
+
+
+def test_plain_values_get_types() -> None:
+    values = {"i": 1, "l": 1 << 40, "d": 1.5, "s": "x", "t": True, "x": b"x", "n": None}
+    table = table_from_python({**values, "f": {"a": 1}, "a": ["x"]})
+    assert "".join(field.tag for field in table.values()) == "IldStxVFA"
+    assert {key: to_python(field) for key, field in table.items()} == {
+        **values,
+        "f": {"a": 1},
+        "a": ["x"],
+    }
+
+
+def test_values_without_a_type_are_refused() -> None:
+    with pytest.raises(TableError):
+        table_from_python({"k": object()})
+
+
+def test_type_names_are_those_of_rabbitmq() -> None:
+    names = {tag: type_name(tag) for tag in "SIilLDTFbBsudftxVA"}
+    assert names == {
+        "S": "longstr",
+        "I": "signedint",
+        "i": "unsignedint",
+        "l": "long",
+        "L": "long",
+        "D": "decimal",
+        "T": "timestamp",
+        "F": "table",
+        "b": "byte",
+        "B": "unsignedbyte",
+        "s": "short",
+        "u": "unsignedshort",
+        "d": "double",
+        "f": "float",
+        "t": "bool",
+        "x": "binary",
+        "V": "void",
+        "A": "array",
+    }

@@ -1,0 +1,260 @@
+"""Every BackingQueue against a plain list, through any sequence of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
+from tests.storage.bench import Bench, message
+
+
+@dataclass(eq=False)
+class Slot:
+    """A message in the model: a list of these, in order of publication, is the queue."""
+
+    body: str
+    expires_at_ms: int | None
+    is_pending: bool
+    seq_id: int | None = None
+    redelivered: bool = False
+
+
+runs = st.lists(st.sampled_from(["", "a", "bb", "cccc"]), min_size=1, max_size=6)
+expiries = st.one_of(st.none(), st.integers(0, 5))
+limits = st.integers(1, 8)
+sizes = st.one_of(st.none(), st.integers(0, 10))
+
+
+class BackingQueueModel(RuleBasedStateMachine):
+    def __init__(self, make_bench: Callable[[], Bench]) -> None:
+        super().__init__()
+        self.bench = make_bench()
+        self.queue = self.bench.queue
+        self.slots: list[Slot] = []
+        # LOADING was answered: it is kept open over other operations until ``loaded``.
+        self.wakes_due: int | None = None
+        self.published = 0
+        self.confirmed: list[int] = []
+
+    @property
+    def ready(self) -> list[Slot]:
+        return [slot for slot in self.slots if not slot.is_pending]
+
+    @property
+    def pending(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.is_pending]
+
+    def confirm(self, count: int) -> Confirm:
+        first = self.published + 1
+        self.published += count
+        return Confirm(self, first, self.published)
+
+    def is_loading(self, answer: object) -> bool:
+        if answer is not LOADING:
+            return False
+        assert self.ready, "an empty queue has nothing to load"
+        assert self.wakes_due is None, "LOADING again without a wake in between"
+        self.wakes_due = self.bench.wakes + 1
+        return True
+
+    def check_taken(self, entries: list[Entry], expected: list[Slot]) -> None:
+        for entry, slot in zip(entries, expected, strict=True):
+            assert entry.message.body.decode() == slot.body
+            assert entry.redelivered == slot.redelivered
+            assert entry.expires_at_ms == slot.expires_at_ms
+            assert slot.seq_id in (None, entry.seq_id), "a message keeps its id"
+            slot.seq_id = entry.seq_id
+
+    def fitting(self, limit: int, max_bytes: int | None) -> list[Slot]:
+        taken: list[Slot] = []
+        for slot in self.ready[:limit]:
+            size = sum(len(other.body) for other in taken) + len(slot.body)
+            if taken and max_bytes is not None and size > max_bytes:
+                break
+            taken.append(slot)
+        return taken
+
+    # --- rules -----------------------------------------------------------------------------
+
+    @rule(bodies=runs, expiry=expiries)
+    def publish(self, bodies: list[str], expiry: int | None) -> None:
+        self.queue.publish([message(body) for body in bodies], self.confirm(len(bodies)), expiry)
+        self.slots += [Slot(body, expiry, is_pending=False) for body in bodies]
+
+    @rule(bodies=runs, expiry=expiries)
+    def publish_delivered(self, bodies: list[str], expiry: int | None) -> None:
+        first = self.queue.publish_delivered(
+            [message(body) for body in bodies], self.confirm(len(bodies)), expiry
+        )
+        self.slots += [
+            Slot(body, expiry, is_pending=True, seq_id=first + at) for at, body in enumerate(bodies)
+        ]
+
+    @rule(bodies=runs)
+    def discard(self, bodies: list[str]) -> None:
+        self.queue.discard([message(body) for body in bodies], self.confirm(len(bodies)))
+
+    @rule(limit=limits, ack_required=st.booleans(), max_bytes=sizes)
+    def fetch(self, limit: int, ack_required: bool, max_bytes: int | None) -> None:
+        answer = self.queue.fetch(limit, ack_required=ack_required, max_bytes=max_bytes)
+        if self.is_loading(answer):
+            return
+        if not self.ready:
+            assert answer is EMPTY
+            return
+        assert isinstance(answer, list)
+        expected = self.fitting(limit, max_bytes)
+        self.check_taken(answer, expected)
+        for slot in expected:
+            slot.is_pending = True
+            if not ack_required:
+                self.remove(slot)
+
+    @rule(limit=limits, max_bytes=sizes, now=st.integers(0, 5))
+    def fetch_expired(self, limit: int, max_bytes: int | None, now: int) -> None:
+        answer = self.queue.fetch_while(
+            lambda entry: entry.expires_at_ms is not None and entry.expires_at_ms <= now,
+            limit,
+            max_bytes=max_bytes,
+        )
+        if self.is_loading(answer):
+            return
+        assert isinstance(answer, list)
+        expected: list[Slot] = []
+        for slot in self.fitting(limit, max_bytes):
+            if slot.expires_at_ms is None or slot.expires_at_ms > now:
+                break
+            expected.append(slot)
+        self.check_taken(answer, expected)
+        for slot in expected:
+            slot.is_pending = True
+
+    @rule(now=st.integers(0, 5))
+    def drop_expired(self, now: int) -> None:
+        answer = self.queue.drop_while(
+            lambda entry: entry.expires_at_ms is not None and entry.expires_at_ms <= now
+        )
+        if self.is_loading(answer):
+            return
+        dropped = 0
+        for slot in self.ready:
+            if slot.expires_at_ms is None or slot.expires_at_ms > now:
+                break
+            self.remove(slot)
+            dropped += 1
+        assert answer == dropped
+
+    @rule(count=limits)
+    def drop(self, count: int) -> None:
+        answer = self.queue.drop(count)
+        if self.is_loading(answer):
+            return
+        head = self.ready[:count]
+        assert answer == len(head)
+        for slot in head:
+            self.remove(slot)
+
+    @rule()
+    def peek(self) -> None:
+        answer = self.queue.peek()
+        if self.is_loading(answer):
+            return
+        if self.ready:
+            assert isinstance(answer, Entry)
+            self.check_taken([answer], self.ready[:1])
+        else:
+            assert answer is EMPTY
+
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        chosen = self.choose_pending(data)
+        self.queue.ack([slot.seq_id for slot in chosen if slot.seq_id is not None])
+        for slot in chosen:
+            self.remove(slot)
+
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        chosen = self.choose_pending(data)
+        self.queue.requeue([slot.seq_id for slot in chosen if slot.seq_id is not None])
+        for slot in chosen:
+            slot.is_pending = False
+            slot.redelivered = True
+
+    @rule(strangers=st.lists(st.integers(10_000, 10_010)), again=st.booleans())
+    def settle_strangers(self, strangers: list[int], again: bool) -> None:
+        """Ids that were never given, and of messages that are ready, are ignored."""
+        ready = [slot.seq_id for slot in self.ready if slot.seq_id is not None]
+        (self.queue.requeue if again else self.queue.ack)(strangers + ready)
+
+    @rule()
+    def purge(self) -> None:
+        assert self.queue.purge() == len(self.ready)
+        self.slots = self.pending
+
+    @rule()
+    def loaded(self) -> None:
+        """What was being read is there: the wake comes, and the next question is answered."""
+        self.bench.run_scheduled()
+        if self.wakes_due is None:
+            return
+        assert self.bench.wakes == self.wakes_due
+        self.wakes_due = None
+        assert self.queue.peek() is not LOADING
+
+    # --- what always holds -----------------------------------------------------------------
+
+    @invariant()
+    def counts_agree(self) -> None:
+        ready = self.ready
+        assert len(self.queue) == len(ready)
+        assert self.queue.is_empty() == (not ready)
+        assert self.queue.depth() == len(self.slots)
+        assert self.queue.ready_bytes == sum(len(slot.body) for slot in ready)
+
+    @invariant()
+    def confirms_come_once(self) -> None:
+        for part in self.queue.drain_confirmed():
+            assert part.port is self
+            self.confirmed += range(part.first, part.last + 1)
+        assert len(self.confirmed) == len(set(self.confirmed))
+
+    def teardown(self) -> None:
+        """In the end everything can be had, in order, and all of it was confirmed."""
+        assert sorted(self.confirmed) == list(range(1, self.published + 1))
+        pending = [slot.seq_id for slot in self.pending if slot.seq_id is not None]
+        self.queue.requeue(pending)
+        for slot in self.pending:
+            slot.is_pending, slot.redelivered = False, True
+        left = [(slot.body, slot.redelivered) for slot in self.slots]
+        assert [tuple(seen) for seen in self.bench.all_ready()] == left
+
+    def choose_pending(self, data: st.DataObject) -> list[Slot]:
+        pending = self.pending
+        if not pending:
+            return []
+        places = data.draw(st.lists(st.integers(0, len(pending) - 1), unique=True))
+        return [pending[place] for place in places]
+
+    def remove(self, slot: Slot) -> None:
+        self.slots = [other for other in self.slots if other is not slot]
+
+
+def test_behaves_like_a_list(make_bench: Callable[[], Bench]) -> None:
+    class Model(BackingQueueModel):
+        def __init__(self) -> None:
+            super().__init__(make_bench)
+
+    run_state_machine_as_test(
+        Model,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
