@@ -33,7 +33,12 @@ from leveret.protocol.twin import Message, PublishRun, RawFrame
 _CONTENT = struct.Struct(">HHQ")
 _IDS_SIZE = 4
 _BASIC = 60
-_PUBLISH = (60, 40)
+_WITH_CONTENT = (
+    commands.Basic.Publish,
+    commands.Basic.Return,
+    commands.Basic.Deliver,
+    commands.Basic.GetOk,
+)
 # Ids and ticket, which stand before the two names of a publish.
 _NAMES_AT = 6
 # Smaller parts of a body are gathered in one buffer: a million tiny objects would cost far more
@@ -42,7 +47,7 @@ _SMALL_PART = 4096
 
 
 class _Pending:
-    """A publish whose content is not complete."""
+    """A method whose content is not complete: a publish, or one that only a server may send."""
 
     __slots__ = (
         "body_size",
@@ -51,17 +56,22 @@ class _Pending:
         "flags",
         "header",
         "left",
+        "method",
         "needs",
         "parts",
         "persistent",
         "routing_key",
     )
 
-    def __init__(self, envelope: bytes, publish: commands.Basic.Publish) -> None:
-        self.envelope = envelope
-        self.exchange: str = publish.exchange
-        self.routing_key: str = publish.routing_key
-        self.flags = int(publish.mandatory) | int(publish.immediate) << 1
+    def __init__(self, method: Frame, payload: bytes) -> None:
+        self.method = method
+        self.envelope = b""
+        self.exchange = self.routing_key = ""
+        self.flags = 0
+        if isinstance(method, commands.Basic.Publish):
+            self.envelope = payload[_NAMES_AT:-1]
+            self.exchange, self.routing_key = method.exchange, method.routing_key
+            self.flags = int(method.mandatory) | int(method.immediate) << 1
         # None until the content header has come.
         self.header: bytes | None = None
         self.needs = 0
@@ -135,6 +145,9 @@ class Assembler:
         if pending.left:
             return None
         del self._pending[frame.channel]
+        if not isinstance(pending.method, commands.Basic.Publish):
+            # For the channel to refuse.
+            return pending.method
         return _run(frame.channel, pending)
 
     def _on_method(self, frame: RawFrame) -> Frame | None:
@@ -145,8 +158,8 @@ class Assembler:
         check_known(payload)
         self.expect_method(channel)
         method = decode_method(payload)
-        if channel and isinstance(method, commands.Basic.Publish):
-            self._pending[channel] = _Pending(payload[_NAMES_AT:-1], method)
+        if channel and isinstance(method, _WITH_CONTENT):
+            self._pending[channel] = _Pending(method, payload)
             return None
         return method
 
@@ -155,8 +168,9 @@ class Assembler:
         if pending.header is not None or weight:
             raise _unexpected_in(pending)
         if class_id != _BASIC:
-            raise _blame_publish(
-                f"expected content header for class 60, got one for class {class_id} instead"
+            raise _blame(
+                pending,
+                f"expected content header for class 60, got one for class {class_id} instead",
             )
         try:
             pending.needs, pending.persistent = scan_properties(
@@ -181,15 +195,15 @@ class Assembler:
 def _unexpected_in(pending: _Pending) -> ConnectionException:
     """For a frame that is not what the pending content waits for."""
     if pending.header is None:
-        return _blame_publish(
-            "expected content header for class 60, got non content header frame instead"
+        return _blame(
+            pending, "expected content header for class 60, got non content header frame instead"
         )
-    return _blame_publish("expected content body, got non content body frame instead")
+    return _blame(pending, "expected content body, got non content body frame instead")
 
 
-def _blame_publish(text: str) -> ConnectionException:
+def _blame(pending: _Pending, text: str) -> ConnectionException:
     error = unexpected_frame(text)
-    error.method = _PUBLISH
+    error.method = divmod(pending.method.index, 1 << 16)
     return error
 
 

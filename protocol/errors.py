@@ -42,13 +42,13 @@ class AmqpError(Exception):
 
     @property
     def reply_text(self) -> str:
-        """``SYMBOL - text``, cut to what a short string holds."""
+        """``SYMBOL - text``, shortened as RabbitMQ does to what a short string holds."""
         symbol = SYMBOLS[self.code]
         whole = f"{symbol} - {self.text}" if self.text else symbol
         raw = whole.encode("utf-8", "surrogateescape")
         if len(raw) <= _SHORT_STRING_MAX:
             return whole
-        return raw[:_SHORT_STRING_MAX].decode("utf-8", "surrogateescape")
+        return raw[: _SHORT_STRING_MAX - 3].decode("utf-8", "surrogateescape") + "..."
 
 
 class ChannelException(AmqpError):

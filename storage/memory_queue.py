@@ -96,9 +96,7 @@ class MemoryQueue:
             self._confirmed.append(confirm)
 
     def drain_confirmed(self) -> list[Confirm]:
-        confirmed = self._confirmed
-        if confirmed:
-            self._confirmed = []
+        confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
     def _take_ids(self, count: int, expires_at_ms: int | None) -> range:

@@ -135,7 +135,9 @@ class ConsumeMethods:
         if tag in self._consumers or tag == channel.replies.tag:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
         tag = tag or generated_name("amq.ctag-")
-        priority = check_consumer_arguments(queue.name, channel.table(consume.arguments))
+        priority = check_consumer_arguments(
+            queue.name, channel.table(consume.arguments), queue.options.queue_type
+        )
         channel.check_exclusive(queue)
         question = q.Consume(
             channel.mailbox,

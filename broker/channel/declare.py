@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from leveret.broker.channel.consume import REPLY_TO, generated_name
+from leveret.broker.exchanges.base import alternate_exchange
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.arguments import (
     QueueArguments,
     check_arguments,
     check_equivalent,
     check_server_named,
+    dead_letter_exchange,
 )
 from leveret.broker.queues.record import Queue
 from leveret.broker.resource import Kind, Resource
@@ -28,7 +30,6 @@ from leveret.protocol.errors import access_refused, not_found
 
 if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
-    from leveret.protocol.field_table import Table
 
 
 def stripped(name: str | None) -> str:
@@ -68,7 +69,7 @@ class DeclareMethods:
             check_not_default(name)
             resource = self._resource("exchange", name)
             channel.check_permission(resource, "configure")
-            self._check_other_exchange(resource, arguments, "alternate-exchange")
+            self._check_other_exchange(resource, alternate_exchange(resource, arguments))
         self._topology.declare_exchange(
             name,
             declare.exchange_type or "",
@@ -121,12 +122,11 @@ class DeclareMethods:
         self._channel.check_permission(self._resource("exchange", destination), "write")
         self._channel.check_permission(self._resource("exchange", source), "read")
 
-    def _check_other_exchange(self, resource: Resource, arguments: Table, argument: str) -> None:
+    def _check_other_exchange(self, resource: Resource, other: str | None) -> None:
         """Declaring with a dead-letter or alternate exchange needs more than configure [87]."""
-        other = arguments.get(argument)
-        if other is not None and isinstance(other.value, str):
+        if other is not None:
             self._channel.check_permission(resource, "read")
-            self._channel.check_permission(self._resource("exchange", other.value), "write")
+            self._channel.check_permission(self._resource("exchange", other), "write")
 
     # --- queues ----------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class DeclareMethods:
             )
             self._count(existing, nowait=nowait)
             return
-        self._check_other_exchange(resource, arguments, "x-dead-letter-exchange")
+        self._check_other_exchange(resource, dead_letter_exchange(resource, arguments))
         check_arguments(
             resource,
             durable=durable,

@@ -36,7 +36,6 @@ from leveret.protocol.message import (
     NEEDS_EXPIRATION,
     NEEDS_HEADERS,
     NEEDS_MODE,
-    NEEDS_PRIORITY,
     NEEDS_REPLY_TO,
     NEEDS_USER_ID,
 )
@@ -78,7 +77,7 @@ class PublishMethods:
             return
         if run.flags & IMMEDIATE:
             raise not_implemented("immediate=true")
-        if run.needs & ~NEEDS_PRIORITY or run.largest > self._max_size:
+        if run.needs & _ONE_BY_ONE or run.largest > self._max_size or _selects_keys(run):
             for message in run.messages:
                 size = run.largest if len(run.messages) == 1 else len(message.body)
                 self._publish_one(message, size, is_mandatory=bool(run.flags & MANDATORY))
@@ -87,10 +86,8 @@ class PublishMethods:
         route = self._topology.cached_route(run.envelope, run.exchange, run.routing_key)
         mandatory = bool(run.flags & MANDATORY)
         if route is None:
-            exchange = self._topology.exchange_for_publish(run.exchange)
             for message in run.messages:
-                queues = self._topology.route(exchange, run.routing_key, (), dict)
-                self._routed(exchange, [message], queues, is_mandatory=mandatory)
+                self._publish_one(message, len(message.body), is_mandatory=mandatory)
             return
         exchange, queues = route
         count = len(run.messages)
@@ -313,6 +310,13 @@ class PublishMethods:
     def _queue_gone(self, queue: Mailbox) -> None:
         self._channel.touched.discard(queue)
         self._channel.flow.peer_down(queue)
+
+
+def _selects_keys(run: PublishRun) -> bool:
+    """Whether a message may carry CC or BCC: only then must its headers be read to route it."""
+    return bool(run.needs & NEEDS_HEADERS) and any(
+        b"CC" in message.header for message in run.messages
+    )
 
 
 def check_expiration(text: str) -> None:

@@ -98,6 +98,8 @@ class Reader:
         self._is_reading = True
         self.bytes_received = 0
         self._heartbeat: Heartbeat | None = None
+        # Counts up while we do not read, see _signs_of_life.
+        self._pulse = 0
         # Set once the connection is open.
         self._context: ConnectionContext | None = None
         self._channels: dict[int, Channel] = {}
@@ -166,7 +168,11 @@ class Reader:
             registries=self.broker.registries,
         )
         log.info("%s: user %s opened %s", self.name, opened.access.user, opened.vhost.name)
-        while await self._next_items():
+        # A client may have sent more without waiting.
+        self._has_more = True
+        await self._dispatch()
+        while True:
+            await self._next_items()
             await self._dispatch()
 
     async def _end_channels(self) -> None:
@@ -221,15 +227,16 @@ class Reader:
             if lane and not isinstance(lane[0], bytes):
                 return
 
-    async def _next_items(self) -> bool:
+    async def _next_items(self) -> None:
         """Cut until there is something to hand on."""
-        while True:
+        while not self._items:
             await self._take()
-            if self._flow.is_blocked or self._at == len(self._data):
+            if self._flow.is_blocked:
                 continue
-            self._cut(self._flow.lowest_credit())
-            if self._items:
-                return True
+            if self._at < len(self._data):
+                self._cut(self._flow.lowest_credit())
+            else:
+                self._has_more = False
 
     def _cut(self, budget: int) -> None:
         items = self._items
@@ -403,10 +410,19 @@ class Reader:
             self.broker.clock,
             heartbeat_s,
             self.writer,
-            # A peer that takes what we write is alive, even if we do not read from it now.
-            lambda: self.bytes_received - self.writer.backlog + self.writer.bytes_sent,
+            self._signs_of_life,
             lambda: self.mailbox.put_urgent(Expired("heartbeat")),
         )
+
+    def _signs_of_life(self) -> int:
+        """What changes while the peer lives, as far as we can see."""
+        if self._is_reading:
+            return self.bytes_received
+        if self.writer.is_stuck:
+            return self.writer.bytes_sent - self.writer.backlog
+        # Held back by credit: it is we who do not read, so silence means nothing.
+        self._pulse += 1
+        return self._pulse
 
     def send(self, command: Frame) -> None:
         self.writer.write(method_frame(0, command))

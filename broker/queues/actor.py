@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 # A turn takes at most this much of the publish lane, so that acks and consumers get theirs.
 TURN_MESSAGES = 500
 TURN_BYTES = 1 << 20
+# The least it takes while consumers work off a backlog.
+BIASED_MESSAGES = 50
 # From this size on a message costs more than one credit and is handed out one by one.
 LARGE = 1 << 14
 
@@ -111,14 +113,25 @@ class QueueActor:
             await mailbox.turn()
             for command in mailbox.take_urgent():
                 self._handlers[type(command)](command)
-            self._take_publishes()
-            self._deliver_waiting()
+            if self._is_alive:
+                delivered = self._deliver_waiting()
+                self._take_publishes(delivered)
+                self._deliver_waiting()
             self._finish_batch()
 
-    def _take_publishes(self) -> None:
+    def _take_publishes(self, delivered: int) -> None:
+        """``delivered``: what consumers took of the backlog in this turn.
+
+        While they take at full speed, publishers are not let further ahead of them: a backlog
+        that both sides could avoid only makes every message late (RabbitMQ's consumer bias [94]).
+        A queue whose consumers are slow, or absent, takes whatever comes.
+        """
         lane = self.mailbox.ordinary
         messages = size = 0
-        while lane and self._is_alive and messages < TURN_MESSAGES and size < TURN_BYTES:
+        limit = TURN_MESSAGES
+        if delivered and not self._backing.is_empty():
+            limit = max(delivered, BIASED_MESSAGES)
+        while lane and self._is_alive and messages < limit and size < TURN_BYTES:
             command = lane.popleft()
             if type(command) is c.Delivery:
                 messages += len(command.messages)
@@ -228,13 +241,17 @@ class QueueActor:
 
     # --- delivering ------------------------------------------------------------------------------
 
-    def _deliver_waiting(self) -> None:
-        """Serve consumers from the backing queue while both have something to give."""
+    def _deliver_waiting(self) -> int:
+        """Serve consumers from the backing queue while both have something to give.
+
+        Returns how many messages went.
+        """
         backing, consumers = self._backing, self._consumers
+        delivered = 0
         while consumers.has_ready and not self._is_loading and not backing.is_empty():
             granted = consumers.next_ready(len(backing))
             if granted is None:
-                return
+                break
             consumer, share = granted
             entries = backing.fetch(
                 share,
@@ -244,10 +261,12 @@ class QueueActor:
             if entries is LOADING or entries is EMPTY:
                 consumers.unused(consumer, share)
                 self._is_loading = entries is LOADING
-                return
+                break
             if len(entries) < share:
                 consumers.unused(consumer, share - len(entries))
             self._send_entries(consumer, entries)
+            delivered += len(entries)
+        return delivered
 
     def _send_entries(self, consumer: Consumer, entries: Sequence[Any]) -> None:
         """Entries as runs of equal ``redelivered``."""

@@ -88,6 +88,24 @@ def header_payload(
     return struct.pack(">HHQ", class_id, weight, body_size) + properties
 
 
+def sized(raw: bytes) -> bytes:
+    """With its 4-byte length, as tables, arrays and long strings are."""
+    return struct.pack(">I", len(raw)) + raw
+
+
+def entry(tag: bytes, value: bytes, key: bytes = b"k") -> bytes:
+    """One entry of a table."""
+    return bytes((len(key),)) + key + tag + value
+
+
+def nested(depth: int, tag: bytes) -> bytes:
+    """A table of ``depth`` levels, the inner ones being tables or arrays."""
+    inner = sized(b"")
+    for _ in range(depth - 2):
+        inner = sized((b"\x00F" if tag == b"F" else b"A") + inner)
+    return sized(entry(tag, inner))
+
+
 def settle(method: int, tag: int, bits: int = 0, channel: int = 1) -> bytes:
     """basic.ack (80), basic.reject (90) or basic.nack (120)."""
     return frame(1, channel, struct.pack(">HHQB", 60, method, tag, bits))
@@ -136,6 +154,13 @@ def describe(item: Any) -> tuple[object, ...]:
                 item.persistent,
             )
     raise AssertionError(f"{item!r} is no item")
+
+
+def raw_frames(items: list[Any]) -> list[tuple[int, int]]:
+    """Kind and channel of each item; all of them must be raw."""
+    for item in items:
+        assert type(item).__name__ == "RawFrame"
+    return [(item.kind, item.channel) for item in items]
 
 
 def outcome(

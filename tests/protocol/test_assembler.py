@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from pamqp import commands
 
@@ -216,6 +218,16 @@ def test_a_body_longer_than_announced_never_completes() -> None:
     assert feed_all(assembler, PUBLISH, header(2), body(b"a"), body(b"bc"), body(b"")) is None
     assert feed_all(assembler, body(b"d" * 100)) is None
     assert assembler.is_pending(1)
+
+
+def test_a_body_longer_than_announced_is_not_kept() -> None:
+    assembler = Assembler(10_000)
+    part = bytes(5000)
+    unused = sys.getrefcount(part)
+    feed_all(assembler, PUBLISH, header(6000), body(part))
+    assert sys.getrefcount(part) > unused
+    feed_all(assembler, body(bytes(1001)))
+    assert sys.getrefcount(part) == unused
 
 
 def test_a_body_beyond_the_limit_is_dropped_as_it_comes() -> None:

@@ -22,23 +22,7 @@ from leveret.protocol.field_table import (
     to_python,
     type_name,
 )
-from tests.protocol.streams import plain_tables, tables
-
-
-def sized(raw: bytes) -> bytes:
-    return struct.pack(">I", len(raw)) + raw
-
-
-def entry(tag: bytes, value: bytes, key: bytes = b"k") -> bytes:
-    return bytes((len(key),)) + key + tag + value
-
-
-def nested(depth: int, tag: bytes) -> bytes:
-    """A table of ``depth`` levels, the inner ones being tables or arrays."""
-    inner = sized(b"")
-    for _ in range(depth - 2):
-        inner = sized((b"\x00F" if tag == b"F" else b"A") + inner)
-    return sized(entry(tag, inner))
+from tests.protocol.streams import entry, nested, plain_tables, sized, tables
 
 
 @given(tables)
