@@ -1,0 +1,48 @@
+"""For every test of adversity: whatever clients do, it is no error of ours.
+
+An error in the log, or a traceback, fails the test: also those of tasks and callbacks that nobody
+waits for, which the event loop reports to the log.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from leveret.broker.clock import VirtualClock
+from leveret.broker.config import Settings
+from leveret.broker.server import Broker
+
+
+class _Complaints(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR or record.exc_info:
+            self.texts.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def no_complaints() -> Iterator[list[str]]:
+    """What was logged as an error, so far; must be empty at the end."""
+    handler = _Complaints()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    yield handler.texts
+    # Exceptions that were never looked at are reported when they are collected.
+    gc.collect()
+    root.removeHandler(handler)
+    assert not handler.texts, "\n".join(handler.texts)
+
+
+@pytest.fixture
+async def timeless_broker(settings: Settings, clock: VirtualClock) -> AsyncIterator[Broker]:
+    """A broker whose time stands still until the test moves ``clock``."""
+    async with Broker(settings, clock) as running:
+        yield running
