@@ -7,6 +7,7 @@ meet: a queue is known from the moment it is declared until its actor says it is
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.registry import Registries
+
+log = logging.getLogger(__name__)
 
 
 class LiveVhost:
@@ -35,15 +38,23 @@ class LiveVhost:
         self.topology: Vhost[Queue] = Vhost(name, registries)
         # Direct reply-to: the name a requester's replies are sent to -> its channel.
         self.reply_consumers: dict[str, Mailbox] = {}
-        decorators: dict[str, QueueDecorator] = {}
+        # By name and factory: a name registered anew is another decorator.
+        decorators: dict[tuple[str, Callable[[], QueueDecorator]], QueueDecorator] = {}
 
         def current_decorators() -> Iterable[QueueDecorator]:
             registry = registries.queue_decorators
             for known in registry.names():
-                factory: Callable[[], QueueDecorator] | None = registry.get(known)
-                if known not in decorators and factory is not None:
-                    decorators[known] = factory()
-                yield decorators[known]
+                factory = registry.get(known)
+                if factory is None:
+                    continue
+                try:
+                    if (known, factory) not in decorators:
+                        decorators[known, factory] = factory()
+                except Exception:
+                    # Foreign code: queues must start without it.
+                    log.exception("queue decorator '%s' cannot be used", known)
+                    continue
+                yield decorators[known, factory]
 
         self._supervisor = QueueSupervisor(
             make_backing, self._on_deleted, clock, settings, current_decorators

@@ -75,6 +75,7 @@ cdef class Message:
     cdef public unsigned int needs
     cdef public bint persistent
     cdef public tuple extra_keys
+    cdef public long long body_id
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ cdef class Message:
         self.needs = needs
         self.persistent = persistent
         self.extra_keys = ()
+        self.body_id = 0
 
 
 @cython.final

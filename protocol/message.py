@@ -23,6 +23,7 @@ class Message:
 
     __slots__ = (
         "body",
+        "body_id",
         "envelope",
         "exchange",
         "extra_keys",
@@ -54,3 +55,5 @@ class Message:
         self.persistent = persistent
         # Further routing keys (CC, then BCC); set by the publish pipeline before routing.
         self.extra_keys: tuple[str, ...] = ()
+        # Where a large body is kept in the message store; 0 until it is written there.
+        self.body_id = 0

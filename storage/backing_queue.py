@@ -138,6 +138,9 @@ class BackingQueue(Protocol):
     def ready_bytes(self) -> int:
         """Size of the bodies that are ready."""
 
+    def resume(self) -> None:
+        """Called after each wake, before anything else: a step of work that waits, if any."""
+
     def terminate(self) -> None:
         """The queue stops and will be back: keep what is to outlive it. The last call, no wakes."""
 

@@ -290,6 +290,9 @@ class MemoryQueue:
     def ready_bytes(self) -> int:
         return self._ready_bytes
 
+    def resume(self) -> None:
+        pass
+
     def terminate(self) -> None:
         self.delete_and_terminate()
 

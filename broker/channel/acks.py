@@ -11,15 +11,16 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
+from pamqp.base import Frame
 
 from leveret.broker.queues.commands import Ack, Reject, Requeue
 from leveret.protocol.codec import make
 from leveret.protocol.errors import ChannelException, not_implemented, precondition_failed
+from leveret.protocol.twin import AckRun
 
 if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
     from leveret.broker.mailbox import Mailbox
-    from leveret.protocol.twin import AckRun
 
 ACK, REJECT, NACK = 80, 90, 120
 
@@ -120,6 +121,15 @@ class AckMethods:
     def on_run(self, run: AckRun) -> None:
         channel = self._channel
         channel.current_method = (60, run.method)
+        if channel.interceptors.sees_acks:
+            for tag in run.tags:
+                seen, _ = channel.interceptors.intercept(_method_of(run, tag))
+                self._settle(_run_of(seen, run.channel))
+        else:
+            self._settle(run)
+
+    def _settle(self, run: AckRun) -> None:
+        channel = self._channel
         if channel.transaction is not None:
             channel.transaction.settle(run)
             return
@@ -175,3 +185,23 @@ class AckMethods:
             raise not_implemented("requeue=false")
         settled = [entry for _, entry in self.ledger.pop_all()]
         self.tell_queues(NACK, settled, requeue=True)
+
+
+def _method_of(run: AckRun, tag: int) -> Frame:
+    """One method of a run as it came, for interceptors."""
+    if run.method == ACK:
+        return make(commands.Basic.Ack, delivery_tag=tag, multiple=run.multiple)
+    if run.method == REJECT:
+        return make(commands.Basic.Reject, delivery_tag=tag, requeue=run.requeue)
+    return make(commands.Basic.Nack, delivery_tag=tag, multiple=run.multiple, requeue=run.requeue)
+
+
+def _run_of(method: Frame, channel: int) -> AckRun:
+    if isinstance(method, commands.Basic.Ack):
+        return AckRun(channel, ACK, bool(method.multiple), False, [method.delivery_tag or 0])
+    if isinstance(method, commands.Basic.Reject):
+        return AckRun(channel, REJECT, False, bool(method.requeue), [method.delivery_tag or 0])
+    assert isinstance(method, commands.Basic.Nack)
+    return AckRun(
+        channel, NACK, bool(method.multiple), bool(method.requeue), [method.delivery_tag or 0]
+    )

@@ -127,6 +127,8 @@ class Channel:
         try:
             while self.is_open:
                 await self.mailbox.turn(urgent_only=self._is_held)
+                if self.connection.writer.is_stuck:
+                    await self.connection.writer.wait_unstuck()
                 try:
                     self._handle_batch()
                 except ChannelException as error:
@@ -141,10 +143,22 @@ class Channel:
 
     def _handle_batch(self) -> None:
         mailbox, handlers = self.mailbox, self._handlers
-        for item in mailbox.take_urgent():
-            handlers[type(item)](item)
+        writer = self.connection.writer
+        urgent = mailbox.take_urgent()
+        at = 0
+        try:
+            for at, item in enumerate(urgent):
+                if writer.is_stuck:
+                    # Each may be a window full of large messages.
+                    mailbox.urgent[:0] = urgent[at:]
+                    return
+                handlers[type(item)](item)
+        except Exception:
+            # Whoever sent the rest may wait for something: _leave sees to it.
+            mailbox.urgent[:0] = urgent[at + 1 :]
+            raise
         lane = mailbox.ordinary
-        while lane and not self._is_held and self.is_open:
+        while lane and not self._is_held and self.is_open and not writer.is_stuck:
             item = lane.popleft()
             kind = type(item)
             if kind is PublishRun or kind is AckRun:
@@ -245,11 +259,11 @@ class Channel:
 
     def _on_confirmed(self, confirmed: q.Confirmed) -> None:
         self.confirms.confirmed_by(confirmed.queue, confirmed.first, confirmed.last)
-        self._maybe_committed()
+        self.maybe_committed()
 
     def _on_refused(self, refused: q.Refused) -> None:
         self.confirms.refused_by(refused.queue, refused.first, refused.last)
-        self._maybe_committed()
+        self.maybe_committed()
 
     def _on_queue_down(self, down: q.QueueDown) -> None:
         self.touched.discard(down.queue)
@@ -257,9 +271,9 @@ class Channel:
         self.flow.peer_down(down.queue)
         if self.needs_confirms:
             self.confirms.queue_down(down.queue, crashed=down.crashed)
-            self._maybe_committed()
+            self.maybe_committed()
 
-    def _maybe_committed(self) -> None:
+    def maybe_committed(self) -> None:
         if self.transaction is not None and self._is_held and self._answered is None:
             self.transactions.on_settled()
 
@@ -311,9 +325,10 @@ class Channel:
         self.is_open = False
         class_id, method_id = error.method if error.method != (0, 0) else self.current_method
         log.info("%s: channel %s closed: %s", self.connection.name, self.number, error.reply_text)
+        crosses = any(isinstance(item, commands.Channel.Close) for item in self.mailbox.ordinary)
         self._leave()
         # The reader must know before the client can answer.
-        self.connection.reader.put_urgent(ChannelClosing(self.number))
+        self.connection.reader.put_urgent(ChannelClosing(self.number, self.mailbox))
         self.send(
             make(
                 commands.Channel.Close,
@@ -323,6 +338,9 @@ class Channel:
                 method_id=method_id,
             )
         )
+        if crosses:
+            # The client's own close is under way already, and waits for its answer.
+            self.send(make(commands.Channel.CloseOk))
 
     def _fail_connection(self, error: ConnectionException) -> None:
         self.is_open = False

@@ -23,7 +23,13 @@ class Writer(Protocol):
     def is_paused(self) -> bool:
         """The socket does not take what it is given."""
 
+    @property
+    def is_stuck(self) -> bool:
+        """It has been given far more than it takes: nothing more must come."""
+
     def write(self, data: bytes) -> None: ...
+
+    async def wait_unstuck(self) -> None: ...
 
     def call_when_writable(self, mailbox: Mailbox) -> None:
         """Put Writable into the mailbox once the socket takes again."""
@@ -56,6 +62,7 @@ class ChannelClosing(NamedTuple):
     """channel.close is about to be sent: what the client sends on it means nothing any more."""
 
     number: int
+    channel: Mailbox
 
 
 class ConnectionFailed(NamedTuple):

@@ -32,6 +32,7 @@ from leveret.protocol.codec import (
     write_properties,
 )
 from leveret.protocol.errors import not_implemented, precondition_failed
+from leveret.protocol.hot import scan_properties
 from leveret.protocol.message import (
     NEEDS_EXPIRATION,
     NEEDS_HEADERS,
@@ -69,9 +70,18 @@ class PublishMethods:
         }
 
     def on_run(self, run: PublishRun) -> None:
+        """Publish a run, and only then grant the reader more for it.
+
+        RabbitMQ grants first, message by message; a whole run may use up a queue's credit, and
+        what is granted before that would come on top of it.
+        """
         channel = self._channel
         channel.current_method = _PUBLISH
+        self._publish_run(run)
         channel.flow.ack(channel.connection.reader, run.cost)
+
+    def _publish_run(self, run: PublishRun) -> None:
+        channel = self._channel
         if channel.interceptors.sees_publishes:
             self._intercept(run)
             return
@@ -90,14 +100,11 @@ class PublishMethods:
                 self._publish_one(message, len(message.body), is_mandatory=mandatory)
             return
         exchange, queues = route
-        count = len(run.messages)
-        exchange.publish_in += count
-        exchange.publish_out += count * len(queues)
-        channel.counters.publish += count
         if channel.transaction is not None:
-            channel.transaction.publish(Publication(run.messages, queues, mandatory))
+            channel.transaction.publish(Publication(exchange, run.messages, queues, mandatory))
         else:
             self._deliver_run(
+                exchange,
                 run.messages,
                 queues,
                 run.cost,
@@ -109,7 +116,11 @@ class PublishMethods:
 
     def _intercept(self, run: PublishRun) -> None:
         channel = self._channel
+        if len(run.messages) == 1:
+            # Before anybody sees it: of a body that is far too large nothing was kept.
+            self._check_size(run.largest)
         for message in run.messages:
+            header = message.header
             method = make(
                 commands.Basic.Publish,
                 exchange=run.exchange,
@@ -120,6 +131,10 @@ class PublishMethods:
             seen, changed = channel.interceptors.intercept(method, message)
             assert isinstance(seen, commands.Basic.Publish)
             assert changed is not None
+            if changed.header is not header:
+                changed.needs, changed.persistent = scan_properties(
+                    changed.header, 0, len(changed.header)
+                )
             if (seen.exchange, seen.routing_key) != (changed.exchange, changed.routing_key):
                 changed = _readdressed(changed, seen.exchange or "", seen.routing_key or "")
             if seen.immediate:
@@ -129,10 +144,7 @@ class PublishMethods:
     # --- one message that wants a closer look ----------------------------------------------------
 
     def _publish_one(self, message: Message, size: int, *, is_mandatory: bool) -> None:
-        if size > self._max_size:
-            raise precondition_failed(
-                f"message size {size} is larger than configured max size {self._max_size}"
-            )
+        self._check_size(size)
         self._check_write(message.exchange)
         exchange = self._topology.exchange_for_publish(message.exchange)
         if message.needs & _ONE_BY_ONE:
@@ -145,6 +157,12 @@ class PublishMethods:
             exchange, message.routing_key, message.extra_keys, lambda: found or {}
         )
         self._routed(exchange, [message], queues, is_mandatory=is_mandatory)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_size:
+            raise precondition_failed(
+                f"message size {size} is larger than configured max size {self._max_size}"
+            )
 
     def _check_properties(self, message: Message) -> None:
         header = message.header
@@ -200,22 +218,24 @@ class PublishMethods:
         *,
         is_mandatory: bool,
     ) -> None:
-        count = len(messages)
-        exchange.publish_in += count
-        exchange.publish_out += count * len(queues)
-        self._channel.counters.publish += count
         transaction = self._channel.transaction
         if transaction is not None:
-            transaction.publish(Publication(messages, queues, is_mandatory))
+            transaction.publish(Publication(exchange, messages, queues, is_mandatory))
         else:
-            self.deliver(messages, queues, is_mandatory=is_mandatory)
+            self.deliver(exchange, messages, queues, is_mandatory=is_mandatory)
 
     def deliver(
-        self, messages: Sequence[Message], queues: Sequence[Queue], *, is_mandatory: bool
+        self,
+        exchange: Exchange,
+        messages: Sequence[Message],
+        queues: Sequence[Queue],
+        *,
+        is_mandatory: bool,
     ) -> None:
         """Hand routed messages to their queues, or return them."""
         sizes = [len(message.body) for message in messages]
         self._deliver_run(
+            exchange,
             messages,
             queues,
             len(messages) + sum([size >> _LARGE for size in sizes]),
@@ -227,6 +247,7 @@ class PublishMethods:
 
     def _deliver_run(
         self,
+        exchange: Exchange,
         messages: Sequence[Message],
         queues: Sequence[Queue],
         cost: int,
@@ -254,14 +275,18 @@ class PublishMethods:
                 self._unroutable(messages, is_mandatory=is_mandatory)
             if first:
                 channel.confirms.confirm(first, first + count - 1)
-            return
-        if first:
-            channel.confirms.expect(
-                first, first + count - 1, [queue.mailbox for queue in queues]
-            )
-        for queue in queues:
-            channel.touched.add(queue.mailbox)
-        delegate.deliver(queues, delivery, channel.flow)
+        else:
+            if first:
+                channel.confirms.expect(
+                    first, first + count - 1, [queue.mailbox for queue in queues]
+                )
+            for queue in queues:
+                channel.touched.add(queue.mailbox)
+            delegate.deliver(queues, delivery, channel.flow)
+        # Last of all [70], so that what a transaction rolls back is not counted.
+        exchange.publish_in += count
+        exchange.publish_out += count * len(queues)
+        channel.counters.publish += count
 
     def _deliver_reply(self, delivery: q.Delivery) -> bool:
         """To the channel that waits for replies under this name, if there is one."""
@@ -301,11 +326,12 @@ class PublishMethods:
         if delivery.is_mandatory and delivery.unreceived == delivery.targets:
             self._unroutable(delivery.messages, is_mandatory=True)
         self._queue_gone(unreceived.queue)
-        if channel.needs_confirms:
-            first = delivery.confirm_first
+        first = delivery.confirm_first
+        if first and not unreceived.crashed:
             channel.confirms.confirmed_by(
                 unreceived.queue, first, first + len(delivery.messages) - 1
             )
+            channel.maybe_committed()
 
     def _queue_gone(self, queue: Mailbox) -> None:
         self._channel.touched.discard(queue)

@@ -18,6 +18,7 @@ from leveret.protocol.errors import precondition_failed
 
 if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
+    from leveret.broker.exchanges.base import Exchange
     from leveret.broker.queues.record import Queue
     from leveret.protocol.message import Message
     from leveret.protocol.twin import AckRun
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 class Publication(NamedTuple):
     """A run that was checked and routed, waiting for the commit."""
 
+    exchange: Exchange
     messages: Sequence[Message]
     queues: Sequence[Queue]
     is_mandatory: bool
@@ -63,7 +65,10 @@ class Transaction:
         settlements, self._settlements = self._settlements, []
         for publication in publications:
             channel.publishing.deliver(
-                publication.messages, publication.queues, is_mandatory=publication.is_mandatory
+                publication.exchange,
+                publication.messages,
+                publication.queues,
+                is_mandatory=publication.is_mandatory,
             )
         for method, requeue, entries in settlements:
             channel.acks.tell_queues(method, [entry for _, entry in entries], requeue=requeue)

@@ -34,6 +34,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self._reader is not None
+        self._reader.writer.lose()
         self._reader.mailbox.put(EndOfStream())
 
     def pause_writing(self) -> None:

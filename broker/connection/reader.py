@@ -119,6 +119,9 @@ class Reader:
                 try:
                     await self._live()
                 finally:
+                    if self.writer.is_stuck:
+                        # Nobody is to wait for a socket that we are about to close.
+                        self._transport.abort()
                     await self._end_channels()
         except Exception:
             # Our own mistake: the client learns nothing of it, the log everything.
@@ -126,7 +129,7 @@ class Reader:
         finally:
             self._stop_heartbeat()
             self.mailbox.close()
-            self._transport.abort() if self.writer.is_paused else self._transport.close()
+            self.writer.close(self.broker.clock, CLOSE_TIMEOUT_S)
             log.debug("%s: ended", self.name)
 
     async def _live(self) -> None:
@@ -257,8 +260,11 @@ class Reader:
         if isinstance(notice, Bump):
             self._flow.handle_bump(notice)
         elif isinstance(notice, ChannelClosing):
-            self._forget_channel(notice.number)
-            self._closing.add(notice.number)
+            channel = self._channels.get(notice.number)
+            # If the client has closed it as well, the number may be another channel's by now.
+            if channel is None or channel.mailbox is notice.channel:
+                self._forget_channel(notice.number)
+                self._closing.add(notice.number)
         elif isinstance(notice, ConnectionFailed):
             raise notice.error
         elif isinstance(notice, Expired):
@@ -322,8 +328,11 @@ class Reader:
         elif channel is None:
             raise _not_open(_ids(method))
         else:
-            channel.mailbox.put(method)
+            is_put = channel.mailbox.put(method)
             if isinstance(method, commands.Channel.Close):
+                if not is_put:
+                    # It has failed, and its own close is under way: both are answered.
+                    self.writer.write(method_frame(number, make(commands.Channel.CloseOk)))
                 # The number is free again before the next frame is looked at.
                 task = self._tasks[number]
                 await asyncio.wait([task])
@@ -411,8 +420,13 @@ class Reader:
             heartbeat_s,
             self.writer,
             self._signs_of_life,
-            lambda: self.mailbox.put_urgent(Expired("heartbeat")),
+            self._on_dead,
         )
+
+    def _on_dead(self) -> None:
+        # At once: channels may be waiting for the socket, and we for them.
+        self._transport.abort()
+        self.mailbox.put_urgent(Expired("heartbeat"))
 
     def _signs_of_life(self) -> int:
         """What changes while the peer lives, as far as we can see."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from leveret.protocol.message import Message
 
 PUBLISH = "Basic.Publish"
+ACKS = ("Basic.Ack", "Basic.Nack", "Basic.Reject")
 
 
 class Interceptor(Protocol):
@@ -59,6 +60,7 @@ class InterceptorChain:
         self.is_active = bool(self._by_method)
         # Asked once per run instead of once per message.
         self.sees_publishes = PUBLISH in self._by_method
+        self.sees_acks = not self._by_method.keys().isdisjoint(ACKS)
 
     def intercept(
         self, method: Frame, message: Message | None = None

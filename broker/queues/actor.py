@@ -14,8 +14,8 @@ Invariant, between batches: no message waits while a consumer is ready (unless i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from leveret.broker.flow import CreditFlow
@@ -80,6 +80,8 @@ class QueueActor:
         self._waiting_gets: list[c.Get] = []
         # An auto-delete queue goes when its last consumer does, not before it had one.
         self._had_consumer = False
+        # Taken from the control lane and not yet handled; the command at hand after a crash.
+        self._taken: Iterator[object] = iter(())
         # False: the batch at hand is the last one.
         self._is_alive = True
         # What decorators were told last.
@@ -107,17 +109,25 @@ class QueueActor:
     async def run(self) -> None:
         """Take batches until the queue is deleted."""
         mailbox = self.mailbox
-        for decorator in self._decorators:
-            decorator.startup(self.queue)
+        self._tell_decorators("startup")
         while self._is_alive:
             await mailbox.turn()
-            for command in mailbox.take_urgent():
-                self._handlers[type(command)](command)
+            self._take_control()
             if self._is_alive:
                 delivered = self._deliver_waiting()
                 self._take_publishes(delivered)
                 self._deliver_waiting()
             self._finish_batch()
+
+    def _take_control(self) -> None:
+        # Not in run(), whose last command would be kept for as long as nothing else comes.
+        self._taken = iter(self.mailbox.take_urgent())
+        for command in self._taken:
+            try:
+                self._handlers[type(command)](command)
+            except Exception:
+                self._taken = chain((command,), self._taken)
+                raise
 
     def _take_publishes(self, delivered: int) -> None:
         """``delivered``: what consumers took of the backlog in this turn.
@@ -133,13 +143,17 @@ class QueueActor:
             limit = max(delivered, BIASED_MESSAGES)
         while lane and self._is_alive and messages < limit and size < TURN_BYTES:
             command = lane.popleft()
-            if type(command) is c.Delivery:
-                messages += len(command.messages)
-                size += command.size
-                self._on_delivery(command)
-            else:
-                messages += 1
-                self._handlers[type(command)](command)
+            try:
+                if type(command) is c.Delivery:
+                    messages += len(command.messages)
+                    size += command.size
+                    self._on_delivery(command)
+                else:
+                    messages += 1
+                    self._handlers[type(command)](command)
+            except Exception:
+                self._taken = iter((command,))
+                raise
 
     def _finish_batch(self) -> None:
         for confirm in self._backing.drain_confirmed():
@@ -177,7 +191,11 @@ class QueueActor:
             persistent = delivery.persistent if self.queue.durable else 0
             if persistent and persistent != count:
                 for part in _split_by_persistence(delivery):
-                    self._enqueue(part.messages, part.sender, part.confirm_first, part.largest)
+                    first = part.confirm_first
+                    if not part.persistent:
+                        self._confirm(sender, first, first + len(part.messages) - 1)
+                        first = 0
+                    self._enqueue(part.messages, sender, first, part.largest)
                 self.counters.publish += count
                 return
             if not persistent:
@@ -349,11 +367,11 @@ class QueueActor:
         unknown = self  # a value that no consumer is
         touched: list[Consumer] = []
         last: Consumer | None = None
-        missing = False
+        missing: set[int] = set()
         for seq_id in seq_ids:
             consumer: Any = pop(seq_id, unknown)
             if consumer is unknown:
-                missing = True
+                missing.add(seq_id)
             elif consumer is not None:
                 consumer.credit += 1
                 if consumer is not last:
@@ -362,7 +380,7 @@ class QueueActor:
         if missing:
             # The queue was restarted since: those numbers are not this channel's any more.
             log.info("%s: settled deliveries of an earlier life were ignored", self.queue.name)
-            return ()
+            seq_ids = [seq_id for seq_id in seq_ids if seq_id not in missing]
         for consumer in touched:
             if not consumer.is_ready:
                 self._consumers.unblock(touched)
@@ -495,9 +513,9 @@ class QueueActor:
 
     def say_goodbye(self, *, crashed: bool) -> None:
         """Answer whoever still waits for this queue, in the order in which they asked."""
-        for command in [*self.mailbox.close(), *self._waiting_gets]:
+        for command in [*self._waiting_gets, *self._taken, *self.mailbox.close()]:
             if isinstance(command, c.Delivery):
-                command.sender.put_urgent(c.Unreceived(self.mailbox, command))
+                command.sender.put_urgent(c.Unreceived(self.mailbox, command, crashed))
                 self._senders.add(command.sender)
             elif isinstance(command, (c.Get, c.Count, c.Purge, c.Delete, c.Consume, c.Cancel)):
                 command.channel.put_urgent(c.Gone())
@@ -505,8 +523,7 @@ class QueueActor:
             consumer.channel.mailbox.put_urgent(c.ConsumerCancelled(consumer.tag))
         for channel in self._senders | self._consumers.channels.keys():
             channel.put_urgent(c.QueueDown(self.mailbox, crashed))
-        for decorator in self._decorators:
-            decorator.shutdown(self.queue)
+        self._tell_decorators("shutdown")
 
     # --- what others may see ---------------------------------------------------------------------
 
@@ -528,8 +545,15 @@ class QueueActor:
         now = (self._consumers.max_active_priority(), self._backing.is_empty())
         if now != self._told:
             self._told = now
-            for decorator in self._decorators:
-                decorator.consumer_state_changed(self.queue, *now)
+            self._tell_decorators("consumer_state_changed", *now)
+
+    def _tell_decorators(self, event: str, *details: object) -> None:
+        for decorator in self._decorators:
+            try:
+                getattr(decorator, event)(self.queue, *details)
+            except Exception:
+                # Foreign code: the queue must not crash, and crash again, because of it.
+                log.exception("%s: a decorator failed at %s", self.queue.name, event)
 
 
 def _split_by_persistence(delivery: c.Delivery) -> list[c.Delivery]:

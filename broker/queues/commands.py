@@ -217,10 +217,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unreceived:
-    """A queue that ended hands back a delivery it never took."""
+    """A queue that ended hands back a delivery it never took.
+
+    ``crashed``: what that means for confirms is said by the QueueDown that follows.
+    """
 
     queue: Mailbox
     delivery: Delivery
+    crashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class QueueSupervisor:
 
     def start(self, queue: Queue) -> None:
         active: Sequence[QueueDecorator] = [
-            decorator for decorator in self._decorators() if decorator.active_for(queue)
+            decorator for decorator in self._decorators() if _follows(decorator, queue)
         ]
         actor = QueueActor(
             queue, self._make_backing, self._on_deleted, self._clock, self._settings, active
@@ -89,3 +89,12 @@ class QueueSupervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
         self.actors.clear()
+
+
+def _follows(decorator: QueueDecorator, queue: Queue) -> bool:
+    try:
+        return decorator.active_for(queue)
+    except Exception:
+        # Foreign code: the queue must start all the same.
+        log.exception("%s: a decorator failed at active_for", queue.name)
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,16 @@ from pamqp import commands
 from leveret.broker.server import Broker
 from leveret.protocol.codec import make, method_frame
 from tests.adversity.census import take_census, wait_same, wait_until
-from tests.support.raw_client import PERSISTENT, RawClient, Received, handshake, publish
+from tests.adversity.steps import (
+    ask,
+    confirmed,
+    connections_are,
+    drain,
+    make_queue,
+    ready_is,
+    select_confirms,
+)
+from tests.support.raw_client import PERSISTENT, RawClient, handshake, publish
 
 Cut = Callable[[RawClient], None]
 CUTS = [pytest.param(RawClient.close, id="eof"), pytest.param(RawClient.reset, id="reset")]
@@ -27,8 +35,8 @@ async def test_census_sees_what_is_there(broker: Broker) -> None:
     """Otherwise the rest of these tests would say nothing."""
     before = take_census(broker)
     async with await RawClient.open(broker.port, heartbeat=60) as client:
-        await client.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
-        await client.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)
+        await make_queue(client, "q")
+        await select_confirms(client)
         await client.send(publish(1, "q", b"one") + publish(1, "q", b"two"))
         await confirmed(client, 2)
         await client.call(1, make(commands.Basic.Consume, queue="q"), commands.Basic.ConsumeOk)
@@ -36,10 +44,9 @@ async def test_census_sees_what_is_there(broker: Broker) -> None:
     assert more["tasks"] == 3  # reader, channel, queue
     assert more["sockets"] == 2  # both ends
     assert more["timers"] == 2
-    assert more["Message"] == 2
     for name in ("Reader", "Channel", "SocketWriter", "TCPTransport", "QueueActor", "Consumer"):
         assert more[name] == 1, name
-    with pytest.raises(AssertionError, match="queues: '0 -> 1'|'queues': '0 -> 1'"):
+    with pytest.raises(AssertionError, match="'queues': '0 -> 1'"):
         await wait_same(broker, before, deadline_s=0.2)
 
 
@@ -87,18 +94,18 @@ async def test_publish(broker: Broker, cut: Cut, frames: str) -> None:
             + b"\x03\x00\x01\x00\x00\x00\x0556789\xce"
         )
     async with await RawClient.open(broker.port) as other:
-        await other.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
+        await make_queue(other, "q")
         before = take_census(broker)
         for size in range(len(whole)):
             client = await RawClient.open(broker.port)
-            await client.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)
+            await select_confirms(client)
             await client.send(whole[:size])
             cut(client)
         await wait_same(broker, before)
         await other.call(1, make(commands.Basic.Get, queue="q"), commands.Basic.GetEmpty)
 
         client = await RawClient.open(broker.port)
-        await client.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)
+        await select_confirms(client)
         await client.send(whole)
         await client.expect(commands.Basic.Ack)
         cut(client)
@@ -110,7 +117,7 @@ async def test_publish(broker: Broker, cut: Cut, frames: str) -> None:
 async def test_whole_publish_before_the_end_of_the_stream_counts(broker: Broker) -> None:
     """Although nobody waits for the confirm any more."""
     async with await RawClient.open(broker.port) as other:
-        await other.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
+        await make_queue(other, "q")
         before = take_census(broker)
         client = await RawClient.open(broker.port)
         await client.send(publish(1, "q", b"kept") * 1000)
@@ -126,8 +133,8 @@ async def test_consume_and_ack(broker: Broker, cut: Cut) -> None:
     consume = method_frame(1, make(commands.Basic.Consume, queue="q", consumer_tag="c"))
     acks = [method_frame(1, make(commands.Basic.Ack, delivery_tag=tag)) for tag in (1, 2)]
     async with await RawClient.open(broker.port) as other:
-        await other.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
-        await other.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)
+        await make_queue(other, "q")
+        await select_confirms(other)
         before = take_census(broker)
         for size in range(1, len(consume) + 1):
             client = await RawClient.open(broker.port)
@@ -137,15 +144,13 @@ async def test_consume_and_ack(broker: Broker, cut: Cut) -> None:
             await other.send(publish(1, "q", b"first") + publish(1, "q", b"second"))
             await confirmed(other, 2 * size + 2)
             client = await RawClient.open(broker.port)
-            await client.call(
-                1, make(commands.Basic.Consume, queue="q"), commands.Basic.ConsumeOk
-            )
+            await client.call(1, make(commands.Basic.Consume, queue="q"), commands.Basic.ConsumeOk)
             for body in (b"first", b"second"):
                 assert (await client.receive()).body == body
             await client.send((acks[0] + acks[1])[:size])
             cut(client)
             await wait_until(partial(connections_are, broker, 1), "the client is forgotten")
-            left = await drain(other)
+            left = await drain(other, "q")
             # A reset may throw away what was sent before it.
             acked = size // len(acks[0])
             possible = [2 - acked] if cut is RawClient.close else range(2 - acked, 3)
@@ -162,7 +167,7 @@ async def test_transaction(broker: Broker, cut: Cut) -> None:
     commit = method_frame(1, make(commands.Tx.Commit))
     whole = select + publish(1, "q", b"x") * 3 + commit
     async with await RawClient.open(broker.port) as other:
-        await other.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
+        await make_queue(other, "q")
         before = take_census(broker)
         for size in range(len(whole) - len(commit), len(whole)):
             client = await RawClient.open(broker.port)
@@ -170,41 +175,3 @@ async def test_transaction(broker: Broker, cut: Cut) -> None:
             cut(client)
         await wait_same(broker, before)
         assert ready_is(broker, "q", 0)
-
-
-# --- helpers -------------------------------------------------------------------------------------
-
-
-async def ask(client: RawClient, question: commands.Basic.Get) -> Received:
-    await client.tell(1, question)
-    return await client.receive()
-
-
-async def confirmed(client: RawClient, last: int) -> None:
-    """Wait for the confirm of everything up to ``last``."""
-    while (await client.expect(commands.Basic.Ack)).delivery_tag != last:
-        pass
-
-
-async def drain(client: RawClient) -> list[Received]:
-    """Everything that is ready in "q"."""
-    found = []
-    while True:
-        got = await ask(client, make(commands.Basic.Get, queue="q", no_ack=True))
-        if isinstance(got.method, commands.Basic.GetEmpty):
-            return found
-        found.append(got)
-
-
-def ready_is(broker: Broker, queue: str, count: int) -> bool:
-    return queue_statistics(broker, queue)["messages_ready"] == count
-
-
-def queue_statistics(broker: Broker, queue: str) -> Counter[str]:
-    queues = broker.vhosts["/"].statistics()["queues"]
-    assert isinstance(queues, dict)
-    return queues[queue]
-
-
-def connections_are(broker: Broker, count: int) -> bool:
-    return len(broker.listeners[0].readers) == count

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,13 +25,21 @@ _LISTENING = re.compile(r"listening on \S+:(\d+)$")
 class BrokerProcess:
     """A running broker. ``kill`` is what a crash looks like to it, ``stop`` what a user does."""
 
-    def __init__(self, data: Path, log: Path, *flags: str) -> None:
+    def __init__(
+        self, data: Path, log: Path, *flags: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        """``env`` is added to the environment of the tests."""
         self.data = data
         self.log = log
         command = [sys.executable, "-m", "leveret", "serve", "--port", "0", "--data", str(data)]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [*command, *flags], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT
+                [*command, *flags],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **(env or {})},
             )
         self.pid = self._process.pid
         self.printed = ""  # what it has written to its standard output
@@ -100,9 +108,11 @@ class BrokerProcess:
 
 
 @contextmanager
-def running_broker(folder: Path, *flags: str) -> Iterator[BrokerProcess]:
+def running_broker(
+    folder: Path, *flags: str, env: Mapping[str, str] | None = None
+) -> Iterator[BrokerProcess]:
     """A broker with its data and log in ``folder``, which must end well unless it was killed."""
-    process = BrokerProcess(folder / "data", folder / "broker.log", *flags)
+    process = BrokerProcess(folder / "data", folder / "broker.log", *flags, env=env)
     try:
         yield process
     except BaseException:

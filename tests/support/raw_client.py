@@ -57,9 +57,7 @@ def publish(
     mandatory: bool = False,
 ) -> bytes:
     """A publish as whole frames."""
-    method = make(
-        commands.Basic.Publish, exchange=exchange, routing_key=key, mandatory=mandatory
-    )
+    method = make(commands.Basic.Publish, exchange=exchange, routing_key=key, mandatory=mandatory)
     message = Message(b"", exchange, key, header, body, 0, False)
     return content_frames(channel, method, message, FRAME_MAX)
 
@@ -126,6 +124,11 @@ class RawClient:
             client.close()
             raise
         return client
+
+    @property
+    def port(self) -> int:
+        """This end's, by which the broker knows the connection."""
+        return int(self._socket.getsockname()[1])
 
     async def shake_hands(self, *, heartbeat: int = 0) -> None:
         for part, answer in zip(

@@ -40,9 +40,7 @@ class SiteFolder:
     def _register(self, name: str, version: str, entry_points: EntryPoints) -> None:
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "INSTALLER").write_text("leveret's tests\n")
         lines = []
         for group, names in entry_points.items():

@@ -1,0 +1,518 @@
+"""One SQLite file: one writer, group commit, readers (hop 9).
+
+Upstream: ``queue_index.py``, ``message_store.py`` and ``definitions.py`` put operations; nobody
+else writes. Downstream: SQLite, in two threads of aiosqlite's: one that writes, one that reads.
+
+There is one commit at a time and no timer. While a commit runs, operations gather; when it ends
+the next batch starts at once, with as many operations as fit under a cap, in order. An idle
+broker commits one message in one fsync, a busy one thousands. What is put is safe when its
+``committed`` has been called, and never before: WAL with synchronous=FULL.
+
+A commit is one call in the writer's thread (begin, statements, commit). Python's sqlite3 gives up
+the GIL at every step and must win it back from the event loop, so statements are few and large.
+
+A commit that fails (disk full, I/O error) is rolled back and tried again until it succeeds;
+nothing is confirmed meanwhile, and ``on_trouble`` is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import aiosqlite
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# What one commit takes at most; the operation that passes the mark is still part of it.
+COMMIT_ROWS = 2_000
+COMMIT_BYTES = 4 << 20
+# After this much written, pages are copied from the WAL into the database between two commits.
+CHECKPOINT_BYTES = 8 << 20
+# A WAL this long makes one commit wait until readers are out of the way and it can start anew.
+WAL_LIMIT_BYTES = 64 << 20
+PAGE_SIZE = 4096
+# A message's key is queue id << SEQ_BITS | position.
+SEQ_BITS = 40
+# Of a range that is dropped, one commit deletes so many rows.
+DROP_ROWS = 2_000
+RETRY_S = 0.5
+_ROWS_PER_STATEMENT = (100, 10, 1)
+
+
+class Batch:
+    """One transaction, gathered in the event loop, executed in the writer's thread."""
+
+    __slots__ = (
+        "after",
+        "bodies",
+        "body_refs",
+        "bytes",
+        "counters",
+        "deletes",
+        "drops",
+        "messages",
+        "rows",
+        "statements",
+    )
+
+    def __init__(self) -> None:
+        # Run first, one by one: definitions.
+        self.statements: list[tuple[str, tuple[Any, ...]]] = []
+        # Rows for the tables message and body; the latter as id -> [references, body].
+        self.messages: list[tuple[Any, ...]] = []
+        self.bodies: dict[int, list[Any]] = {}
+        # Changes of references to bodies that are stored already.
+        self.body_refs: dict[int, int] = {}
+        # Keys of messages to delete.
+        self.deletes: list[int] = []
+        # Large ranges of messages to delete, a bounded part at a time.
+        self.drops: list[RangeDrop] = []
+        # Queue id -> its row in counter, as of this commit.
+        self.counters: dict[int, tuple[int, int, int, int, int]] = {}
+        # Called in the event loop once the transaction is on disk.
+        self.after: list[Callable[[], None]] = []
+        self.rows = 0
+        self.bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to write; there may still be somebody to tell."""
+        return not (
+            self.statements
+            or self.messages
+            or self.deletes
+            or self.drops
+            or self.body_refs
+            or self.counters
+        )
+
+
+class Operation(Protocol):
+    """Something to be written. ``gather`` is called when its commit begins, not before:
+    what was taken back by then is never written."""
+
+    def gather(self, batch: Batch) -> None: ...
+
+
+class Statement:
+    """A single statement, for definitions."""
+
+    __slots__ = ("_after", "_parameters", "_sql")
+
+    def __init__(
+        self, sql: str, parameters: tuple[Any, ...], after: Callable[[], None] | None = None
+    ) -> None:
+        self._sql = sql
+        self._parameters = parameters
+        self._after = after
+
+    def gather(self, batch: Batch) -> None:
+        batch.statements.append((self._sql, self._parameters))
+        batch.rows += 1
+        if self._after is not None:
+            batch.after.append(self._after)
+
+
+class Unit:
+    """Operations that stand or fall together: one commit takes all of them or none."""
+
+    __slots__ = ("operations",)
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def gather(self, batch: Batch) -> None:
+        for operation in self.operations:
+            operation.gather(batch)
+
+
+class RangeDrop:
+    """Deletes the messages of a range of keys, and their references to bodies, bit by bit.
+
+    One commit takes a bounded part; as long as there is more, the rest is put again. ``removed``
+    is told after each part how many messages and bytes went, ``after`` when all are gone.
+    """
+
+    __slots__ = ("_after", "_bytes", "_count", "_database", "_first", "_last", "_removed")
+
+    def __init__(
+        self,
+        database: Database,
+        first: int,
+        last: int,
+        *,
+        removed: Callable[[int, int], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._database = database
+        self._first = first
+        self._last = last
+        self._removed = removed
+        self._after = after
+        # What the last part took; written in the writer's thread, read after its commit.
+        self._count = 0
+        self._bytes = 0
+
+    def gather(self, batch: Batch) -> None:
+        batch.drops.append(self)
+        batch.rows += DROP_ROWS
+        batch.after.append(self._go_on)
+
+    def run(self, connection: sqlite3.Connection) -> None:
+        rows = connection.execute(
+            "SELECT key, size, body_id FROM message WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?",
+            (self._first, self._last, DROP_ROWS),
+        ).fetchall()
+        self._count = len(rows)
+        self._bytes = sum([row[1] for row in rows])
+        if not rows:
+            return
+        connection.execute(
+            "DELETE FROM message WHERE key BETWEEN ? AND ?", (self._first, rows[-1][0])
+        )
+        connection.execute(
+            "UPDATE counter SET messages = messages - ?, bytes = bytes - ? WHERE queue_id = ?",
+            (self._count, self._bytes, self._first >> SEQ_BITS),
+        )
+        changes: dict[int, int] = {}
+        for _, _, body_id in rows:
+            if body_id is not None:
+                changes[body_id] = changes.get(body_id, 0) - 1
+        _change_references(connection, changes)
+
+    def _go_on(self) -> None:
+        if self._removed is not None:
+            self._removed(self._count, self._bytes)
+        if self._count == DROP_ROWS:
+            self._database.put(self)
+        elif self._after is not None:
+            self._after()
+
+
+class _Barrier:
+    """Written nothing, known to be reached: everything put before it is on disk."""
+
+    __slots__ = ("_reached",)
+
+    def __init__(self, reached: Callable[[], None]) -> None:
+        self._reached = reached
+
+    def gather(self, batch: Batch) -> None:
+        batch.after.append(self._reached)
+
+
+class Database:
+    """Opened by ``open``, or when something is first put; ``close`` commits what is left."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        schema: str,
+        synchronous: str,
+        on_trouble: Callable[[Exception | None], None] = lambda error: None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """``schema``: what makes the tables of a file that is new."""
+        self.path = path
+        self._schema = schema
+        self._synchronous = synchronous
+        self._on_trouble = on_trouble
+        self._sleep = sleep
+        self._writer: aiosqlite.Connection | None = None
+        self._reader: aiosqlite.Connection | None = None
+        self._log: deque[Operation] = deque()
+        # The task that commits; it ends when there is nothing to commit.
+        self._task: asyncio.Task[None] | None = None
+        self._in_trouble = False
+        self._since_checkpoint = 0
+        self.numbers: dict[str, float] = {
+            "commits": 0,
+            "rows": 0,
+            "bytes": 0,
+            "failures": 0,
+            "checkpoints": 0,
+            "wal_bytes": 0,
+            "longest_step_cpu_s": 0.0,
+            "longest_commit_s": 0.0,
+        }
+
+    async def open(self) -> None:
+        """Open or make the file. Raises sqlite3.Error."""
+        if self._writer is not None:
+            return
+        writer = await aiosqlite.connect(self.path, isolation_level=None)
+        try:
+            await run_in_thread(writer, _prepare, self._synchronous, self._schema)
+        except BaseException:
+            await writer.close()
+            raise
+        self._writer = writer
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def put(self, operation: Operation) -> None:
+        """Write it with the next commits; in the order in which things were put."""
+        self._log.append(operation)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"writer of {self.path.name}"
+            )
+
+    async def wait_committed(self) -> None:
+        """Return when everything put before is on disk."""
+        reached = asyncio.Event()
+        self.put(_Barrier(reached.set))
+        await reached.wait()
+
+    @property
+    def pending_operations(self) -> int:
+        return len(self._log)
+
+    async def _run(self) -> None:
+        """Commit until nothing is left. A batch has gathered since the last commit began."""
+        try:
+            while self._log:
+                batch = self._take()
+                if not batch.is_empty:
+                    await self._commit(batch)
+                for call in batch.after:
+                    call()
+        finally:
+            self._task = None
+
+    def _take(self) -> Batch:
+        batch, log_ = Batch(), self._log
+        while log_ and batch.rows < COMMIT_ROWS and batch.bytes < COMMIT_BYTES:
+            log_.popleft().gather(batch)
+        return batch
+
+    async def _commit(self, batch: Batch) -> None:
+        begun = time.perf_counter()
+        while True:
+            try:
+                await self.open()
+                assert self._writer is not None
+                cpu = await run_in_thread(self._writer, _commit, batch)
+                break
+            except sqlite3.Error as error:
+                self._trouble(error)
+                await self._sleep(RETRY_S)
+        if self._in_trouble:
+            self._trouble(None)
+        numbers = self.numbers
+        numbers["commits"] += 1
+        numbers["rows"] += batch.rows
+        numbers["bytes"] += batch.bytes
+        numbers["longest_commit_s"] = max(numbers["longest_commit_s"], time.perf_counter() - begun)
+        self._note_step(cpu)
+        self._since_checkpoint += batch.bytes + 100 * batch.rows
+        if self._since_checkpoint >= CHECKPOINT_BYTES:
+            self._since_checkpoint = 0
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        assert self._writer is not None
+        try:
+            frames, cpu = await run_in_thread(self._writer, _checkpoint)
+        except sqlite3.Error as error:
+            log.warning("%s: checkpoint failed, it is tried again later: %s", self.path, error)
+            return
+        self.numbers["checkpoints"] += 1
+        self.numbers["wal_bytes"] = frames * PAGE_SIZE
+        self._note_step(cpu)
+
+    def _note_step(self, cpu_s: float) -> None:
+        numbers = self.numbers
+        numbers["longest_step_cpu_s"] = max(numbers["longest_step_cpu_s"], cpu_s)
+
+    def _trouble(self, error: sqlite3.Error | None) -> None:
+        if error is not None:
+            self.numbers["failures"] += 1
+            if not self._in_trouble:
+                log.error(
+                    "%s: writing fails, nothing is confirmed until it works: %s", self.path, error
+                )
+        elif self._in_trouble:
+            log.warning("%s: writing works again", self.path)
+        self._in_trouble = error is not None
+        self._on_trouble(error)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def read(self, query: Callable[..., T], *arguments: Any) -> T:
+        """Run ``query(connection, ...)`` in the reader's thread; it sees what is committed."""
+        if self._reader is None:
+            await self.open()
+            reader = await aiosqlite.connect(self.path, isolation_level=None)
+            await run_in_thread(reader, _prepare_reader)
+            if self._reader is None:
+                self._reader = reader
+            else:  # somebody else was as quick
+                await reader.close()
+        return await run_in_thread(self._reader, query, *arguments)
+
+    async def call_writer(self, function: Callable[..., T], *arguments: Any) -> T:
+        """For start-up and upkeep: ``function(connection, ...)`` in the writer's thread."""
+        await self.open()
+        assert self._writer is not None
+        return await run_in_thread(self._writer, function, *arguments)
+
+    async def close(self) -> None:
+        """Commit what is left, then close."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        await self._close_connections()
+
+    async def abandon(self) -> None:
+        """Close without committing what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._log.clear()
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                await connection.close()
+        self._reader = self._writer = None
+
+
+async def run_in_thread(
+    connection: aiosqlite.Connection, function: Callable[..., T], *arguments: Any
+) -> T:
+    """``function(sqlite3 connection, ...)`` in the connection's own thread: one hop.
+
+    aiosqlite has this only as a private method; ``tests/storage/test_database.py`` fails if a new
+    version lacks it.
+    """
+    execute: Callable[..., Awaitable[T]] = getattr(connection, "_execute")  # noqa: B009
+    return await execute(function, connection._conn, *arguments)
+
+
+# --- in the threads ------------------------------------------------------------------------------
+
+
+def _prepare(connection: sqlite3.Connection, synchronous: str, schema: str) -> None:
+    # Both hold for files that are still empty; others keep what they have.
+    connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute(f"PRAGMA synchronous={synchronous}")
+    # Checkpoints come between commits, not within them.
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+    connection.execute("PRAGMA busy_timeout=2000")
+    connection.execute("PRAGMA cache_size=-8192")
+    connection.execute("PRAGMA temp_store=MEMORY")
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {schema}; COMMIT")
+
+
+def _prepare_reader(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA query_only=1")
+    connection.execute("PRAGMA cache_size=-2048")
+    connection.execute("PRAGMA busy_timeout=2000")
+
+
+def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
+    """The whole batch or nothing; returns the CPU time it took of this thread."""
+    begun = time.thread_time()
+    execute = connection.execute
+    execute("BEGIN IMMEDIATE")
+    try:
+        for sql, parameters in batch.statements:
+            execute(sql, parameters)
+        if batch.bodies:
+            rows = [(body_id, refs, body) for body_id, (refs, body) in batch.bodies.items()]
+            _insert(connection, "INSERT INTO body", rows, _ONE_MORE_REFERENCE)
+        if batch.messages:
+            _insert(connection, "INSERT INTO message", batch.messages)
+        if batch.deletes:
+            _delete(connection, "message", batch.deletes)
+        if batch.body_refs:
+            _change_references(connection, batch.body_refs)
+        if batch.counters:
+            _insert(connection, "INSERT OR REPLACE INTO counter", list(batch.counters.values()))
+        for drop in batch.drops:
+            drop.run(connection)
+        execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.rollback()
+        raise
+    return time.thread_time() - begun
+
+
+_ONE_MORE_REFERENCE = " ON CONFLICT (id) DO UPDATE SET refs = refs + excluded.refs"
+
+
+def _insert(
+    connection: sqlite3.Connection, into: str, rows: list[tuple[Any, ...]], conflict: str = ""
+) -> None:
+    """Many rows a statement: each step costs a fight for the GIL."""
+    places = "(" + ",".join("?" * len(rows[0])) + ")"
+    at = 0
+    for size in _ROWS_PER_STATEMENT:
+        sql = f"{into} VALUES {','.join([places] * size)}{conflict}"
+        while len(rows) - at >= size:
+            flat: list[Any] = []
+            for row in rows[at : at + size]:
+                flat += row
+            connection.execute(sql, flat)
+            at += size
+
+
+def _delete(connection: sqlite3.Connection, table: str, rowids: list[int]) -> None:
+    """Runs of neighbours by range, the rest by number."""
+    rowids.sort()
+    single: list[int] = []
+    at, count = 0, len(rowids)
+    while at < count:
+        end = at + 1
+        while end < count and rowids[end] == rowids[end - 1] + 1:
+            end += 1
+        if end - at > 2:
+            connection.execute(
+                f"DELETE FROM {table} WHERE rowid BETWEEN ? AND ?", (rowids[at], rowids[end - 1])
+            )
+        else:
+            single += rowids[at:end]
+        at = end
+    at = 0
+    for size in _ROWS_PER_STATEMENT:
+        sql = f"DELETE FROM {table} WHERE rowid IN ({','.join('?' * size)})"
+        while len(single) - at >= size:
+            connection.execute(sql, single[at : at + size])
+            at += size
+
+
+def _change_references(connection: sqlite3.Connection, changes: dict[int, int]) -> None:
+    gone = []
+    for body_id, change in changes.items():
+        connection.execute("UPDATE body SET refs = refs + ? WHERE id = ?", (change, body_id))
+        if change < 0:
+            gone.append(body_id)
+    for at in range(0, len(gone), 100):
+        some = gone[at : at + 100]
+        connection.execute(
+            f"DELETE FROM body WHERE id IN ({','.join('?' * len(some))}) AND refs <= 0", some
+        )
+
+
+def _checkpoint(connection: sqlite3.Connection) -> tuple[int, float]:
+    """Copy pages from the WAL to the database; returns how long the WAL still is, in pages."""
+    begun = time.thread_time()
+    _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    if (frames - copied) * PAGE_SIZE > WAL_LIMIT_BYTES:
+        _, frames, copied = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+    return frames - copied, time.thread_time() - begun

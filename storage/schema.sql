@@ -1,0 +1,60 @@
+-- Everything of one virtual host. Version 1.
+-- Opened with: WAL, synchronous=FULL, auto_vacuum=INCREMENTAL, page_size as database.py has it.
+
+CREATE TABLE meta (
+    name  TEXT PRIMARY KEY,             -- 'schema_version', 'vhost', 'clean' (1 after a clean stop)
+    value NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE exchange (
+    name        TEXT PRIMARY KEY,
+    type        TEXT NOT NULL,
+    auto_delete INTEGER NOT NULL,
+    internal    INTEGER NOT NULL,
+    arguments   BLOB NOT NULL           -- AMQP field table, as declared
+) WITHOUT ROWID;
+
+CREATE TABLE queue (
+    id          INTEGER PRIMARY KEY,    -- upper part of message.key; reused once its rows are gone
+    name        TEXT NOT NULL UNIQUE,
+    auto_delete INTEGER NOT NULL,
+    arguments   BLOB NOT NULL
+);
+
+CREATE TABLE binding (
+    source      TEXT NOT NULL,          -- exchange
+    kind        TEXT NOT NULL,          -- of the destination: 'queue' or 'exchange'
+    destination TEXT NOT NULL,
+    key         TEXT NOT NULL,
+    arguments   BLOB NOT NULL,
+    PRIMARY KEY (source, kind, destination, key, arguments)
+) WITHOUT ROWID;
+
+-- One row per queue, written in each commit the queue took part in: a start reads only these.
+CREATE TABLE counter (
+    queue_id  INTEGER PRIMARY KEY,
+    next_seq  INTEGER NOT NULL,         -- no message of the queue has this position or a later one
+    messages  INTEGER NOT NULL,         -- rows in message
+    bytes     INTEGER NOT NULL,         -- sum of their body sizes
+    delivered INTEGER NOT NULL          -- highest position ever delivered, -1 if none
+);
+
+-- The queue index: positions of all queues, with small bodies embedded.
+CREATE TABLE message (
+    key        INTEGER PRIMARY KEY,     -- queue id << 40 | position
+    size       INTEGER NOT NULL,        -- of the body
+    flags      INTEGER NOT NULL,        -- what the message needs (protocol/message.py); 256: persistent
+    expires_at INTEGER,                 -- wall clock, milliseconds
+    envelope   BLOB NOT NULL,           -- exchange and routing key as two short strings
+    extra_keys BLOB,                    -- further routing keys (CC, BCC) as short strings
+    header     BLOB NOT NULL,           -- property flags and properties
+    body_id    INTEGER,                 -- in the table body; NULL where the body is embedded
+    body       BLOB
+);
+
+-- The message store: large bodies, once each, however many queues hold the message.
+CREATE TABLE body (
+    id   INTEGER PRIMARY KEY,
+    refs INTEGER NOT NULL,              -- rows in message that name it
+    body BLOB NOT NULL
+);

@@ -1,0 +1,871 @@
+"""The variable queue: memory head, disk tail, pending acks (hop 7) [105-131].
+
+Upstream: the queue actor, through ``backing_queue.py``. Downstream: ``queue_index.py``, one for
+what is to outlive the broker, one (made on first use) for transient messages that are paged out.
+
+A message is an *alpha* (message and position in memory), a *beta* (position in memory, message on
+disk) or in the *delta* (both on disk; what is left in memory are four integers). They stand in
+
+    front   q4 (alphas)   q3 (betas)   delta   q2 (betas)   q1 (alphas)   rear
+
+Publishes go to q4 while q3 and delta are empty, else to q1. Fetches take from q4, then from q3;
+what q3 lacks is read from the delta. Under memory pressure alphas become betas, from the rear
+first (q1, then q4's rear), and betas go into the delta (q3's rear, then q2's front). A persistent
+message is on disk from the start, wherever it stands: being in memory and being on disk are two
+different things. The index row carries the message, so a beta is always what RabbitMQ calls a
+gamma.
+
+Reading is asked for ahead of need, in chunks bounded by number and bytes, and never waited for:
+``fetch`` answers LOADING, and ``wake`` is called when the read is done. Positions are read a
+segment at a time, messages a chunk at a time. While a read is under way its part of the queue
+stands still; publishes, acks, requeues and purges go on, and a purge makes the read void.
+
+Invariants (``check_invariants``): q1 or q2 or delta not empty => q3 not empty, or being read;
+q2 not empty => delta not empty; positions ascend from front to rear; counts are exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from leveret.protocol.message import Message
+from leveret.storage.backing_queue import (
+    EMPTY,
+    LOADING,
+    Confirm,
+    Entry,
+    Loading,
+    Nothing,
+    Predicate,
+)
+from leveret.storage.memory_use import INFINITY, MemoryUse, permitted_beta_count
+from leveret.storage.queue_index import Position, QueueIndex
+
+log = logging.getLogger(__name__)
+
+SEGMENT_SIZE = 16_384
+IO_BATCH_SIZE = 4_096
+READ_MESSAGES = 256
+READ_BYTES = 1 << 20
+# Paging moves so many messages at most before other work gets its turn.
+PAGING_STEP = 2_000
+
+
+class MsgStatus:
+    """One message at its place: the seeds' ``#msg_status``."""
+
+    __slots__ = (
+        "body_id",
+        "expires_at_ms",
+        "is_on_disk",
+        "is_persistent",
+        "message",
+        "redelivered",
+        "seq_id",
+        "size",
+    )
+
+    def __init__(
+        self,
+        seq_id: int,
+        message: Message | None,
+        size: int,
+        expires_at_ms: int | None,
+        *,
+        is_persistent: bool,
+        is_on_disk: bool,
+        redelivered: bool,
+    ) -> None:
+        self.seq_id = seq_id
+        # None: a beta, to be read from disk.
+        self.message = message
+        self.size = size
+        self.expires_at_ms = expires_at_ms
+        # The queue is durable and the message was published as persistent.
+        self.is_persistent = is_persistent
+        # Its row was handed to an index (of the persistent or the transient file).
+        self.is_on_disk = is_on_disk
+        self.redelivered = redelivered
+        self.body_id = 0
+
+
+class Delta:
+    """Messages that are on disk alone: a range and how many there are in it."""
+
+    __slots__ = ("bytes", "count", "end", "start", "transient")
+
+    def __init__(self) -> None:
+        # No message of the delta is before start, or at or after end.
+        self.start = 0
+        self.end = 0
+        self.count = 0
+        # How many of them are in the transient file.
+        self.transient = 0
+        self.bytes = 0
+
+    def add(self, status: MsgStatus) -> None:
+        if not self.count:
+            self.start, self.end = status.seq_id, status.seq_id + 1
+        else:
+            self.start = min(self.start, status.seq_id)
+            self.end = max(self.end, status.seq_id + 1)
+        self.count += 1
+        self.bytes += status.size
+        self.transient += not status.is_persistent
+
+    def clear(self) -> None:
+        self.start = self.end = self.count = self.transient = self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Delta {self.start}..{self.end} count {self.count}>"
+
+
+class VariableQueue:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        index: QueueIndex | None,
+        make_transient_index: Callable[[], QueueIndex],
+        now: Callable[[], float],
+        *,
+        spend: Callable[[int], None] = lambda rows: None,
+        is_clean: bool = True,
+        is_lazy: bool = False,
+        segment_size: int = SEGMENT_SIZE,
+    ) -> None:
+        """``index`` is None for a queue that is not durable.
+
+        ``spend`` is told how many rows were handed to the store: they cost credit. ``is_clean``:
+        the broker was stopped in order, so it is known what had been delivered.
+        """
+        self._wake = wake
+        self._index = index
+        self._make_transient_index = make_transient_index
+        self._transient: QueueIndex | None = None
+        self._spend = spend
+        self._segment_size = segment_size
+        self.is_lazy = is_lazy
+        self.q1: deque[MsgStatus] = deque()
+        self.q2: deque[MsgStatus] = deque()
+        self.q3: deque[MsgStatus] = deque()
+        self.q4: deque[MsgStatus] = deque()
+        self.delta = Delta()
+        # Delivered and not settled; those whose message is in memory, and those on disk alone.
+        self.ram_pending: dict[int, MsgStatus] = {}
+        self.disk_pending: dict[int, MsgStatus] = {}
+        self._next_seq = 0
+        self._len = 0
+        self._ready_bytes = 0
+        self._pending_bytes = 0
+        # Ready messages that are in memory, and their bytes.
+        self.ram_count = 0
+        self._ram_bytes = 0
+        # Positions below this one were, or may have been, delivered before the last start.
+        self._redelivered_below = 0
+        self._confirmed: list[Confirm] = []
+        self.memory = MemoryUse(now)
+        # The one read under way: a task, and whether what it brings is still wanted.
+        self._read: asyncio.Task[None] | None = None
+        self._read_is_void = False
+        # fetch was refused and must be told when the read is done.
+        self._owes_wake = False
+        # Positions acked while the delta they belong to is being read.
+        self._settled_meanwhile: set[int] = set()
+        # Requeued while it is being read, and belonging there: put back when that is done.
+        self._requeue_later: list[MsgStatus] = []
+        # Positions in the delta that were delivered before.
+        self._redelivered: set[int] = set()
+        # Paging is not done: go on when woken.
+        self._has_to_page = False
+        self._is_terminated = False
+        self.disk_reads = 0
+        self.paged_out = 0
+        if index is not None:
+            self._recover(index, is_clean=is_clean)
+
+    def _recover(self, index: QueueIndex, *, is_clean: bool) -> None:
+        """All that survived is in the delta; nothing is read until somebody wants it."""
+        counters = index.counters
+        self._next_seq = counters.next_seq
+        self._redelivered_below = counters.delivered + 1 if is_clean else counters.next_seq
+        if counters.messages > 0:
+            delta = self.delta
+            delta.start, delta.end = 0, counters.next_seq
+            delta.count, delta.bytes = counters.messages, counters.bytes
+            self._len, self._ready_bytes = counters.messages, counters.bytes
+
+    # --- publishing ------------------------------------------------------------------------------
+
+    def publish(
+        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
+    ) -> None:
+        statuses = self._take_in(messages, confirm, expires_at_ms)
+        if self.is_lazy:
+            self._publish_lazily(statuses)
+        else:
+            rear = self.q1 if self.q3 or self.delta.count else self.q4
+            rear.extend(statuses)
+            self.ram_count += len(statuses)
+            self._ram_bytes += sum([status.size for status in statuses])
+        self._len += len(statuses)
+        self._ready_bytes += sum([status.size for status in statuses])
+        self._maybe_page(len(statuses))
+
+    def publish_delivered(
+        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
+    ) -> int:
+        statuses = self._take_in(messages, confirm, expires_at_ms)
+        pending = self.ram_pending
+        for status in statuses:
+            pending[status.seq_id] = status
+        self._pending_bytes += sum([status.size for status in statuses])
+        self.memory.count_out(len(statuses))
+        self.memory.count_ack_in(len(statuses))
+        self._note_delivered(statuses[-1].seq_id)
+        self._maybe_page(len(statuses))
+        return statuses[0].seq_id
+
+    def discard(self, messages: Sequence[Message], confirm: Confirm | None) -> None:
+        if confirm is not None:
+            self._confirmed.append(confirm)
+
+    def drain_confirmed(self) -> list[Confirm]:
+        confirmed, self._confirmed = self._confirmed, []
+        return confirmed
+
+    def _take_in(
+        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None
+    ) -> list[MsgStatus]:
+        """Statuses with new positions; persistent ones are handed to the index at once."""
+        first = self._next_seq
+        self._next_seq = first + len(messages)
+        durable = self._index is not None
+        statuses = []
+        for seq_id, message in enumerate(messages, first):
+            persistent = durable and message.persistent
+            statuses.append(
+                MsgStatus(
+                    seq_id,
+                    message,
+                    len(message.body),
+                    expires_at_ms,
+                    is_persistent=persistent,
+                    is_on_disk=persistent,
+                    redelivered=False,
+                )
+            )
+        self.memory.count_in(len(statuses))
+        written = [status for status in statuses if status.is_persistent]
+        if written and self._index is not None:
+            call = None if confirm is None else lambda: self._on_committed(confirm)
+            self._index.write(
+                [status.seq_id for status in written],
+                [message for message in messages if message.persistent],
+                expires_at_ms,
+                call,
+            )
+            self._spend(len(written))
+        elif confirm is not None:
+            self._confirmed.append(confirm)
+        return statuses
+
+    def _on_committed(self, confirm: Confirm) -> None:
+        if not self._is_terminated:
+            self._confirmed.append(confirm)
+            self._wake()
+
+    def _publish_lazily(self, statuses: list[MsgStatus]) -> None:
+        """Everything goes to disk; q3 is filled when somebody fetches."""
+        self._write_transients(statuses)
+        for status in statuses:
+            self._drop_message(status)
+            self.delta.add(status)
+
+    # --- fetching --------------------------------------------------------------------------------
+
+    def fetch(
+        self, limit: int, *, ack_required: bool, max_bytes: int | None = None
+    ) -> list[Entry] | Nothing:
+        if not self._len:
+            return EMPTY
+        taken = self._take_ready(limit, max_bytes)
+        if not taken:
+            return self._must_read()
+        self._account_out(taken, ack_required=ack_required)
+        return [_entry(status) for status in taken]
+
+    def fetch_while(
+        self, predicate: Predicate, limit: int, *, max_bytes: int | None = None
+    ) -> list[Entry] | Loading:
+        taken = self._take_ready(limit, max_bytes, predicate)
+        if not taken and self._len and self._head() is None:
+            return self._must_read()
+        self._account_out(taken, ack_required=True)
+        return [_entry(status) for status in taken]
+
+    def drop_while(self, predicate: Predicate) -> int | Loading:
+        taken = self._take_ready(self._len, None, predicate)
+        if not taken and self._len and self._head() is None:
+            return self._must_read()
+        self._account_out(taken, ack_required=False)
+        return len(taken)
+
+    def drop(self, count: int) -> int | Loading:
+        taken = self._take_ready(min(count, self._len), None)
+        if not taken and self._len:
+            return self._must_read()
+        self._account_out(taken, ack_required=False)
+        return len(taken)
+
+    def peek(self) -> Entry | Nothing:
+        if not self._len:
+            return EMPTY
+        head = self._head()
+        return self._must_read() if head is None else _entry(head)
+
+    def _head(self) -> MsgStatus | None:
+        """The message at the front, if it is in memory."""
+        if self.q4:
+            return self.q4[0]
+        if self.q3 and self.q3[0].message is not None:
+            return self.q3[0]
+        return None
+
+    def _take_ready(
+        self, limit: int, max_bytes: int | None, predicate: Predicate | None = None
+    ) -> list[MsgStatus]:
+        """queue_out, for a run: from q4, then q3, as far as messages are in memory."""
+        taken: list[MsgStatus] = []
+        size = 0
+        while len(taken) < limit:
+            head = self._head()
+            if head is None:
+                break
+            size += head.size
+            if taken and max_bytes is not None and size > max_bytes:
+                break
+            if predicate is not None and not predicate(_entry(head)):
+                break
+            if self.q4:
+                self.q4.popleft()
+            else:
+                self.q3.popleft()
+                if not self.q3 and not self.delta.count:
+                    # Nothing is left on disk: the rest was published since, and is in q1.
+                    self.q4, self.q1 = self.q1, self.q4
+            taken.append(head)
+        if taken:
+            self._len -= len(taken)
+            sizes = sum([status.size for status in taken])
+            self._ready_bytes -= sizes
+            self.ram_count -= len(taken)
+            self._ram_bytes -= sizes
+            if not self.q4:
+                self._read_ahead()
+        return taken
+
+    def _account_out(self, taken: list[MsgStatus], *, ack_required: bool) -> None:
+        if not taken:
+            return
+        self.memory.count_out(len(taken))
+        self._note_delivered(taken[-1].seq_id)
+        if not ack_required:
+            self._remove(taken)
+            return
+        self.memory.count_ack_in(len(taken))
+        for status in taken:
+            self.ram_pending[status.seq_id] = status
+            self._pending_bytes += status.size
+
+    def _note_delivered(self, seq_id: int) -> None:
+        if self._index is not None:
+            self._index.delivered(seq_id)
+
+    # --- settling --------------------------------------------------------------------------------
+
+    def ack(self, seq_ids: Collection[int]) -> None:
+        settled = self._take_pending(seq_ids)
+        self._remove(settled)
+        self.memory.count_ack_out(len(settled))
+
+    def _take_pending(self, seq_ids: Iterable[int]) -> list[MsgStatus]:
+        settled = []
+        for seq_id in seq_ids:
+            status = self.ram_pending.pop(seq_id, None) or self.disk_pending.pop(seq_id, None)
+            if status is not None:
+                settled.append(status)
+                self._pending_bytes -= status.size
+        if self._read is not None:
+            self._settled_meanwhile.update(status.seq_id for status in settled)
+        return settled
+
+    def _remove(self, statuses: Iterable[MsgStatus]) -> None:
+        """Take messages off the disk, those that are there."""
+        persistent: list[tuple[int, int, int]] = []
+        transient: list[tuple[int, int, int]] = []
+        for status in statuses:
+            if status.is_on_disk:
+                message = status.message
+                body_id = message.body_id if message is not None else status.body_id
+                row = (status.seq_id, status.size, body_id)
+                (persistent if status.is_persistent else transient).append(row)
+        if persistent and self._index is not None:
+            self._index.remove(persistent)
+        if transient and self._transient is not None:
+            self._transient.remove(transient)
+
+    def requeue(self, seq_ids: Collection[int]) -> None:
+        settled = self._take_pending(seq_ids)
+        if not settled:
+            return
+        for status in settled:
+            status.redelivered = True
+            self._settled_meanwhile.discard(status.seq_id)
+        settled.sort(key=lambda status: status.seq_id)
+        self._len += len(settled)
+        self._ready_bytes += sum([status.size for status in settled])
+        self._put_back(settled)
+        if not self.q4:
+            self._read_ahead()
+
+    def _put_back(self, statuses: list[MsgStatus]) -> None:
+        """To their places: q4 before q3's first, q3 before the delta's first, else the delta."""
+        delta_limit = self.delta.start if self.delta.count else None
+        beta_limit = self.q3[0].seq_id if self.q3 else delta_limit
+        alphas: list[MsgStatus] = []
+        betas: list[MsgStatus] = []
+        deltas: list[MsgStatus] = []
+        for status in statuses:
+            seq_id = status.seq_id
+            if delta_limit is not None and seq_id >= delta_limit:
+                deltas.append(status)
+            elif beta_limit is not None and seq_id >= beta_limit:
+                betas.append(status)
+            else:
+                alphas.append(status)
+        # q4 has alphas only: from the first that is not in memory on, all belong into q3.
+        for place, status in enumerate(alphas):
+            if status.message is None:
+                last = status.seq_id
+                betas = alphas[place:] + betas
+                del alphas[place:]
+                moved = []
+                while self.q4 and self.q4[-1].seq_id > last:
+                    moved.append(self.q4.pop())
+                self.q3.extendleft(moved)
+                break
+        in_memory = [status for status in alphas + betas if status.message is not None]
+        self.ram_count += len(in_memory)
+        self._ram_bytes += sum([status.size for status in in_memory])
+        _merge_into(self.q4, alphas)
+        _merge_into(self.q3, betas)
+        if self._read is not None:
+            self._requeue_later += deltas
+        else:
+            self._to_delta(deltas)
+
+    def _to_delta(self, statuses: list[MsgStatus]) -> None:
+        self._write_transients(statuses)
+        for status in statuses:
+            self._drop_message(status)
+            self._add_to_delta(status)
+
+    # --- purge and the end -----------------------------------------------------------------------
+
+    def purge(self) -> int:
+        purged = self._len
+        self._remove(status for queue in (self.q4, self.q3, self.q2, self.q1) for status in queue)
+        self._remove(self._requeue_later)
+        self._requeue_later = []
+        for queue in (self.q4, self.q3, self.q2, self.q1):
+            queue.clear()
+        if self.delta.count:
+            self._remove_delta()
+        self._void_read()
+        self._len = self._ready_bytes = self.ram_count = self._ram_bytes = 0
+        return purged
+
+    def _remove_delta(self) -> None:
+        """Everything of the delta's range but what is pending there."""
+        held = sorted(
+            seq_id
+            for pending in (self.ram_pending, self.disk_pending)
+            for seq_id in pending
+            if self.delta.start <= seq_id < self.delta.end
+        )
+        first = self.delta.start
+        for seq_id in [*held, self.delta.end]:
+            if first < seq_id:
+                for index in (self._index, self._transient):
+                    if index is not None:
+                        index.remove_range(first, seq_id - 1)
+            first = seq_id + 1
+        self.delta.clear()
+        self._redelivered.clear()
+
+    def terminate(self) -> None:
+        self._is_terminated = True
+        self._void_read()
+        if self._index is not None:
+            self._index.save_counters()
+
+    def delete_and_terminate(self) -> None:
+        self._is_terminated = True
+        self._void_read()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def _must_read(self) -> Loading:
+        self._owes_wake = True
+        if self._read is None:
+            self._start_read()
+        return LOADING
+
+    def _read_ahead(self) -> None:
+        """Ask for the next chunk while the last is being delivered."""
+        if self._read is not None or not self._len or self._is_terminated:
+            return
+        in_memory = 0
+        for status in self.q3:
+            if status.message is None or in_memory > READ_MESSAGES // 2:
+                break
+            in_memory += 1
+        if in_memory <= READ_MESSAGES // 2 and (in_memory < len(self.q3) or self.delta.count):
+            self._start_read()
+
+    def _start_read(self) -> None:
+        self._read_is_void = False
+        self._settled_meanwhile = set()
+        self._read = asyncio.get_running_loop().create_task(self._read_some())
+
+    async def _read_some(self) -> None:
+        try:
+            if len(self.q3) < READ_MESSAGES and self.delta.count:
+                await self._deltas_to_betas()
+            if not self._read_is_void:
+                await self._read_messages()
+        finally:
+            self._read = None
+            later, self._requeue_later = self._requeue_later, []
+            if later:
+                self._put_back(sorted(later, key=lambda status: status.seq_id))
+            if self._owes_wake and not self._is_terminated:
+                self._owes_wake = False
+                self._wake()
+
+    async def _deltas_to_betas(self) -> None:
+        """maybe_deltas_to_betas: the positions of one segment, to the rear of q3 [113]."""
+        delta = self.delta
+        first, end = delta.start, delta.end
+        found: list[Position] = []
+        indexes = [index for index in (self._index, self._transient) if index is not None]
+        for index in indexes:
+            found += await index.read_positions(first, end, self._segment_size)
+        if self._read_is_void or not delta.count:
+            return
+        self.disk_reads += 1
+        found.sort()
+        del found[self._segment_size :]
+        is_last = len(found) < self._segment_size
+        held = self._settled_meanwhile
+        skip = [held, self.ram_pending, self.disk_pending]
+        loaded = [
+            self._loaded(position)
+            for position in found
+            if not any(position.seq_id in seen for seen in skip)
+        ]
+        self.q3.extend(loaded)
+        if is_last:
+            self._correct_count(len(loaded))
+            delta.clear()
+            self._redelivered.clear()
+            self.q3.extend(self.q2)
+            self.q2.clear()
+        else:
+            delta.start = found[-1].seq_id + 1
+            delta.count -= len(loaded)
+            delta.bytes -= sum([status.size for status in loaded])
+            delta.transient -= sum([not status.is_persistent for status in loaded])
+        if not self.q3 and not delta.count:
+            self.q4, self.q1 = self.q1, self.q4
+
+    def _correct_count(self, loaded: int) -> None:
+        """What the delta was thought to hold is not what was found: believe the disk."""
+        missing = self.delta.count - loaded
+        if missing:
+            log.error("%d messages that were counted are not on disk", missing)
+            self._len -= missing
+
+    def _loaded(self, position: Position) -> MsgStatus:
+        seq_id = position.seq_id
+        redelivered = seq_id < self._redelivered_below or seq_id in self._redelivered
+        self._redelivered.discard(seq_id)
+        status = MsgStatus(
+            seq_id,
+            None,
+            position.size,
+            position.expires_at_ms,
+            is_persistent=position.is_persistent and self._index is not None,
+            is_on_disk=True,
+            redelivered=redelivered,
+        )
+        status.body_id = position.body_id or 0
+        return status
+
+    async def _read_messages(self) -> None:
+        """Messages for the betas at the front of q3, a chunk of them."""
+        wanted: list[MsgStatus] = []
+        for status in self.q3:
+            if status.message is None:
+                wanted.append(status)
+                if len(wanted) == READ_MESSAGES:
+                    break
+        if not wanted:
+            return
+        head = wanted[0]
+        by_seq = {status.seq_id: status for status in wanted}
+        first, last = wanted[0].seq_id, wanted[-1].seq_id
+        for index, persistent in ((self._index, True), (self._transient, False)):
+            if index is None or not any(s.is_persistent is persistent for s in wanted):
+                continue
+            found = await index.read_messages(first, last, READ_MESSAGES, READ_BYTES)
+            self.disk_reads += 1
+            if self._read_is_void:
+                return
+            for seq_id, message in found:
+                waiting = by_seq.get(seq_id)
+                if waiting is not None and waiting.message is None:
+                    waiting.message = message
+                    self.ram_count += 1
+                    self._ram_bytes += waiting.size
+        if head.message is None:
+            # Never ask for ever for what is not there.
+            log.error("a message that was counted is not on disk (position %d)", head.seq_id)
+            self.q3.remove(head)
+            self._len -= 1
+            self._ready_bytes -= head.size
+
+    def _void_read(self) -> None:
+        self._read_is_void = True
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def set_ram_duration_target(self, duration_s: float) -> None:
+        """How long the messages in memory are to last; infinity: no limit [124]."""
+        if self.memory.set_target(duration_s):
+            self.reduce_memory_use()
+
+    def ram_duration(self) -> float:
+        return self.memory.ram_duration(self.ram_count, len(self.ram_pending))
+
+    def _maybe_page(self, count: int) -> None:
+        if self.memory.is_due(count):
+            self.reduce_memory_use()
+
+    def reduce_memory_use(self) -> bool:
+        """Page out, a bounded step; True if more is to be done [117]."""
+        target = self.memory.target_ram_count
+        if target == INFINITY:
+            return False
+        excess = max(0, self.ram_count + len(self.ram_pending) - int(target))
+        quota = min(excess, PAGING_STEP)
+        if self.memory.acks_grow_faster():
+            quota_left = self._limit_ram_acks(quota)
+            self.push_alphas_to_betas(quota_left)
+        else:
+            quota_left = self.push_alphas_to_betas(quota)
+            self._limit_ram_acks(quota_left)
+        betas = len(self.q2) + len(self.q3)
+        permitted = permitted_beta_count(
+            self._len, len(self.q1), len(self.q3), len(self.q4), target, self._segment_size
+        )
+        surplus = betas - permitted
+        if surplus >= IO_BATCH_SIZE:
+            self.push_betas_to_deltas(int(min(surplus, 2 * PAGING_STEP)))
+        more = excess > quota or surplus > 2 * PAGING_STEP
+        if more and not self._has_to_page:
+            self._has_to_page = True
+            self._wake()
+        return more
+
+    def resume(self) -> None:
+        """Called after a wake: go on paging, a step at a time between other work."""
+        if self._has_to_page:
+            self._has_to_page = False
+            self.reduce_memory_use()
+
+    def _limit_ram_acks(self, quota: int) -> int:
+        """Unacked messages leave memory, the latest first [119]."""
+        if not quota or not self.ram_pending:
+            return quota
+        chosen = sorted(self.ram_pending, reverse=True)[:quota]
+        statuses = [self.ram_pending.pop(seq_id) for seq_id in chosen]
+        self._write_transients(statuses)
+        for status in statuses:
+            self._drop_message(status)
+            self.disk_pending[status.seq_id] = status
+        return quota - len(statuses)
+
+    def push_alphas_to_betas(self, quota: int) -> int:
+        """From q1's front to q2 (q3 if nothing is on disk), then from q4's rear to q3 [114]."""
+        left = self.push_q1(quota)
+        return self.push_q4(left)
+
+    def push_q1(self, quota: int) -> int:
+        count = min(quota, len(self.q1))
+        moved = [self.q1.popleft() for _ in range(count)]
+        self._page_out(moved)
+        (self.q2 if self.delta.count else self.q3).extend(moved)
+        return quota - count
+
+    def push_q4(self, quota: int) -> int:
+        count = min(quota, len(self.q4))
+        moved = [self.q4.pop() for _ in range(count)]
+        self._page_out(moved)
+        self.q3.extendleft(moved)
+        return quota - count
+
+    def push_betas_to_deltas(self, quota: int) -> int:
+        """From q3's rear, but not its first segment; then from q2's front [115]."""
+        if self._read is not None:
+            return quota  # the delta and the front of q3 stand still while they are read
+        if self.q3:
+            limit = _next_segment_boundary(self.q3[0].seq_id, self._segment_size)
+            while quota and self.q3[-1].seq_id >= limit:
+                self._beta_to_delta(self.q3.pop())
+                quota -= 1
+        while quota and self.q2:
+            self._beta_to_delta(self.q2.popleft())
+            quota -= 1
+        return quota
+
+    def _beta_to_delta(self, status: MsgStatus) -> None:
+        self._page_out([status])
+        self._add_to_delta(status)
+        self.paged_out += 1
+
+    def _add_to_delta(self, status: MsgStatus) -> None:
+        if status.redelivered and status.seq_id >= self._redelivered_below:
+            self._redelivered.add(status.seq_id)
+        self.delta.add(status)
+
+    def _page_out(self, statuses: list[MsgStatus]) -> None:
+        self._write_transients(statuses)
+        for status in statuses:
+            if status.message is not None:
+                self._drop_message(status)
+                self.ram_count -= 1
+                self._ram_bytes -= status.size
+
+    def _drop_message(self, status: MsgStatus) -> None:
+        if status.message is not None:
+            status.body_id = status.message.body_id
+            status.message = None
+
+    def _write_transients(self, statuses: Iterable[MsgStatus]) -> None:
+        """What is only in memory so far goes to the transient file."""
+        transient = [status for status in statuses if not status.is_on_disk]
+        if not transient:
+            return
+        if self._transient is None:
+            self._transient = self._make_transient_index()
+        for status in transient:
+            assert status.message is not None
+            status.is_on_disk = True
+            self._transient.write([status.seq_id], [status.message], status.expires_at_ms, None)
+        self._spend(len(transient))
+
+    # --- what others may see ---------------------------------------------------------------------
+
+    def is_duplicate(self, message: Message) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return self._len
+
+    def is_empty(self) -> bool:
+        return not self._len
+
+    def depth(self) -> int:
+        return self._len + len(self.ram_pending) + len(self.disk_pending)
+
+    @property
+    def ready_bytes(self) -> int:
+        return self._ready_bytes
+
+    def statistics(self) -> dict[str, object]:
+        delta = self.delta
+        return {
+            "mode": "lazy" if self.is_lazy else "default",
+            "q1": len(self.q1),
+            "q2": len(self.q2),
+            "delta": [delta.start, delta.count, delta.transient, delta.end],
+            "q3": len(self.q3),
+            "q4": len(self.q4),
+            "len": self._len,
+            "pending_acks": len(self.ram_pending) + len(self.disk_pending),
+            "target_ram_count": self.memory.target_ram_count,
+            "next_seq_id": self._next_seq,
+            "messages_ready_ram": self.ram_count,
+            "messages_unacknowledged_ram": len(self.ram_pending),
+            "message_bytes_ready": self._ready_bytes,
+            "message_bytes_unacknowledged": self._pending_bytes,
+            "message_bytes_ram": self._ram_bytes,
+            "messages_paged_out": self._len - self.ram_count,
+            "disk_reads": self.disk_reads,
+            "avg_ingress_rate": self.memory.rates[0],
+            "avg_egress_rate": self.memory.rates[1],
+            "avg_ack_ingress_rate": self.memory.rates[2],
+            "avg_ack_egress_rate": self.memory.rates[3],
+        }
+
+    def check_invariants(self) -> None:
+        """For tests, after every operation [106, 116]."""
+        is_reading = self._read is not None
+        delta = self.delta
+        assert not self.q1 or self.q3 or delta.count, "q1 without q3"
+        assert not self.q2 or delta.count, "q2 without delta"
+        held_back = len(self._requeue_later)
+        queues = (self.q4, self.q3, self.q2, self.q1)
+        assert self._len == sum(map(len, queues)) + delta.count + held_back, "length"
+        in_order: list[int] = [status.seq_id for status in (*self.q4, *self.q3)]
+        if delta.count:
+            assert delta.start + delta.count <= delta.end, "delta"
+            assert not in_order or in_order[-1] < delta.start or is_reading, "q3 before delta"
+            in_order.append(delta.end - 1)
+        in_order += [status.seq_id for status in (*self.q2, *self.q1)]
+        assert in_order == sorted(set(in_order)), "order"
+        for queue in queues:
+            for status in queue:
+                assert status.message is not None or status.is_on_disk, "nowhere"
+                assert not status.is_persistent or status.is_on_disk, "not on disk"
+        assert all(status.message is not None for status in (*self.q4, *self.q1)), "alphas"
+        in_memory = [s for queue in queues for s in queue if s.message is not None]
+        assert self.ram_count == len(in_memory), "ram count"
+        assert self._ram_bytes == sum(status.size for status in in_memory), "ram bytes"
+        assert all(status.message is not None for status in self.ram_pending.values())
+        assert self._ready_bytes >= 0
+
+
+def _entry(status: MsgStatus) -> Entry:
+    assert status.message is not None
+    return Entry(status.seq_id, status.message, status.redelivered, status.expires_at_ms)
+
+
+def _next_segment_boundary(seq_id: int, segment_size: int) -> int:
+    return (seq_id // segment_size + 1) * segment_size
+
+
+def _merge_into(queue: deque[MsgStatus], statuses: list[MsgStatus]) -> None:
+    """Both ascend by position; so does what comes of it."""
+    if not statuses:
+        return
+    if not queue or statuses[-1].seq_id < queue[0].seq_id:
+        queue.extendleft(reversed(statuses))
+        return
+    merged = sorted([*queue, *statuses], key=lambda status: status.seq_id)
+    queue.clear()
+    queue.extend(merged)

@@ -1,0 +1,204 @@
+"""Clients that come and go, open and close, declare and delete for ever: nothing must add up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from pamqp import commands
+from pamqp.base import Frame
+
+from leveret.broker.server import Broker
+from leveret.protocol.codec import make, method_frame
+from tests.adversity.census import resident_bytes, take_census, wait_same
+from tests.support.broker_process import running_broker
+from tests.support.raw_client import RawClient, publish
+
+MIB = 1 << 20
+# Allowed between the first half and the second.
+GROWTH = 5 * MIB
+
+
+async def reopen_channels(port: int, rounds: int, first: int = 0) -> None:
+    """One connection, its channels opened and closed in bursts."""
+    burst = 100
+    async with await RawClient.open(port, channels=0) as client:
+        for at in range(0, rounds, burst):
+            number = 1 + at % 2047
+            pair = method_frame(number, make(commands.Channel.Open)) + method_frame(
+                number, make(commands.Channel.Close)
+            )
+            await client.send(pair * burst)
+            for _ in range(burst):
+                await client.expect(commands.Channel.OpenOk)
+                await client.expect(commands.Channel.CloseOk)
+        await client.say_goodbye()
+
+
+async def fail_channels(port: int, rounds: int, first: int = 0) -> None:
+    """Channels that the broker closes, with something in their hands each."""
+    async with await RawClient.open(port) as client:
+        await client.call(
+            1, make(commands.Queue.Declare, queue="held", exclusive=True), commands.Queue.DeclareOk
+        )
+        await client.send(publish(1, "held", b"x"))
+        for _ in range(rounds):
+            await client.open_channel(2)
+            await client.tell(2, make(commands.Basic.Get, queue="held"))
+            assert (await client.receive()).body == b"x"
+            await client.tell(2, make(commands.Queue.Purge, queue="missing"))
+            await client.expect(commands.Channel.Close)
+            await client.tell(2, make(commands.Channel.CloseOk))
+        await client.say_goodbye()
+
+
+async def reconnect(port: int, rounds: int, first: int = 0) -> None:
+    """Connections by the dozen at a time, each with a queue, a consumer and a message of its own."""
+
+    async def once(number: int) -> None:
+        async with await RawClient.open(port, channels=2, heartbeat=60) as client:
+            name = f"own-{number}"
+            declare = make(commands.Queue.Declare, queue=name, exclusive=True)
+            await client.call(1, declare, commands.Queue.DeclareOk)
+            consume = make(commands.Basic.Consume, queue=name)
+            await client.call(1, consume, commands.Basic.ConsumeOk)
+            await client.send(publish(2, name, b"mine"))
+            assert (await client.receive()).body == b"mine"
+            if number % 3 == 0:
+                await client.say_goodbye()
+            elif number % 3 == 1:
+                client.reset()
+
+    for at in range(first, first + rounds, 50):
+        await asyncio.gather(*(once(number) for number in range(at, min(at + 50, first + rounds))))
+
+
+async def declare_and_delete(port: int, rounds: int, first: int = 0) -> None:
+    """Each time another name: an exchange, a queue, bindings, a consumer, messages; and away."""
+    async with await RawClient.open(port) as client:
+        for number in range(first, first + rounds):
+            exchange, queue = f"exchange-{number}", f"queue-{number}"
+            await client.send(
+                b"".join(
+                    method_frame(1, method)
+                    for method in (
+                        make(
+                            commands.Exchange.Declare,
+                            exchange=exchange,
+                            exchange_type=("direct", "topic", "fanout", "headers")[number % 4],
+                        ),
+                        make(commands.Queue.Declare, queue=queue, auto_delete=number % 2 == 1),
+                        make(
+                            commands.Queue.Bind,
+                            queue=queue,
+                            exchange=exchange,
+                            routing_key=f"key.{number}.#",
+                        ),
+                        make(
+                            commands.Exchange.Bind,
+                            destination=exchange,
+                            source="amq.topic",
+                            routing_key=f"*.{number}",
+                        ),
+                        make(commands.Basic.Consume, queue=queue, consumer_tag="c"),
+                    )
+                )
+                + publish(1, f"key.{number}.#", bytes(1000), exchange=exchange)
+                + publish(1, queue, bytes(1000))
+                + publish(1, f"nobody.{number}", bytes(1000), exchange="amq.topic")
+                + b"".join(
+                    method_frame(1, method)
+                    for method in (
+                        make(commands.Queue.Unbind, queue=queue, exchange=exchange),
+                        make(commands.Exchange.Delete, exchange=exchange),
+                        make(commands.Basic.Cancel, consumer_tag="c"),
+                        make(commands.Queue.Delete, queue=queue),
+                    )
+                )
+            )
+            while not await is_deleted(client):
+                pass
+        await client.say_goodbye()
+
+
+async def is_deleted(client: RawClient) -> bool:
+    """Take the next answer: whether it is the last one of a round."""
+    method: Frame = (await client.receive()).method
+    assert not isinstance(method, commands.Channel.Close | commands.Connection.Close), dict(method)
+    return isinstance(method, commands.Queue.DeleteOk)
+
+
+async def use_many_keys(port: int, rounds: int, first: int = 0) -> None:
+    """Publishes that never repeat a routing key, to an exchange with bindings."""
+    async with await RawClient.open(port) as client:
+        declare = make(commands.Queue.Declare, queue="few", exclusive=True)
+        await client.call(1, declare, commands.Queue.DeclareOk)
+        bind = make(commands.Queue.Bind, queue="few", exchange="amq.topic", routing_key="few.*")
+        await client.call(1, bind, commands.Queue.BindOk)
+        await client.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)
+        sent = 0
+        for at in range(first, first + rounds, 100):
+            await client.send(
+                b"".join(
+                    publish(1, f"key.{number}.{'x' * 200}", b"", exchange="amq.topic")
+                    for number in range(at, at + 100)
+                )
+            )
+            sent += 100
+            while (await client.expect(commands.Basic.Ack)).delivery_tag != sent:
+                pass
+        await client.say_goodbye()
+
+
+Churn = Callable[[int, int, int], Awaitable[None]]
+FAST: list[tuple[Churn, int]] = [
+    (reopen_channels, 10_000),
+    (fail_channels, 1_000),
+    (reconnect, 500),
+    (declare_and_delete, 1_000),
+    (use_many_keys, 10_000),
+]
+SLOW: list[tuple[Churn, int]] = [
+    (reopen_channels, 60_000),
+    (fail_channels, 20_000),
+    (reconnect, 5_000),
+    (declare_and_delete, 20_000),
+    (use_many_keys, 200_000),
+]
+
+
+@pytest.mark.parametrize(
+    ("churn", "rounds"), [pytest.param(*case, id=case[0].__name__) for case in FAST]
+)
+async def test_nothing_is_left(broker: Broker, churn: Churn, rounds: int) -> None:
+    # Once beforehand: some things are made when they are first needed.
+    await churn(broker.port, 100, 0)
+    before = take_census(broker)
+    await churn(broker.port, rounds, 100)
+    await wait_same(broker, before)
+
+
+async def test_channels_of_many_connections(broker: Broker) -> None:
+    """10,000 opened and closed, 100 on each of 100 connections, 10 connections at a time."""
+    before = take_census(broker)
+    for _ in range(10):
+        await asyncio.gather(*(reopen_channels(broker.port, 100) for _ in range(10)))
+    await wait_same(broker, before)
+
+
+@pytest.mark.parametrize(
+    ("churn", "rounds"),
+    [pytest.param(*case, id=case[0].__name__) for case in FAST]
+    + [pytest.param(*case, id=f"{case[0].__name__}-long", marks=pytest.mark.slow) for case in SLOW],
+)
+async def test_memory_does_not_grow(tmp_path: Path, churn: Churn, rounds: int) -> None:
+    half = rounds // 2
+    with running_broker(tmp_path) as process:
+        await churn(process.port, half, 0)
+        first = resident_bytes(process.pid)
+        await churn(process.port, half, half)
+        grown = resident_bytes(process.pid) - first
+    print(f"{churn.__name__}: {first / MIB:.1f} MiB after the first half, {grown / MIB:+.1f} MiB")
+    assert grown < GROWTH
