@@ -227,6 +227,18 @@ class Settings:
     delivery_window: int = _setting(
         200, Whole(1, 1_000_000), "Deliveries that may wait for a slow consumer's socket."
     )
+    synchronous: str = _setting(
+        "full",
+        Choice(("full", "normal", "off")),
+        "What a confirm of a persistent message means: `full` fsynced; `normal` survives a crash of"
+        " the broker, not of the machine; `off` promises nothing.",
+    )
+    queue_index_embed_msgs_below: int = _setting(
+        4096, Size(0, 1024**2), "Smaller messages are kept in the queue index itself."
+    )
+    store_credit: int = _setting(
+        4000, Whole(100, 10_000_000), "Rows a queue may be ahead of its store."
+    )
     message_timestamp: str = _setting(
         "off",
         Choice(("off", "stamp", "overwrite")),

@@ -1,7 +1,9 @@
-"""A virtual host that runs: its topology, its queue tasks, its reply consumers.
+"""A virtual host that runs: its topology, its queue tasks, its store, its reply consumers.
 
-``vhost.py`` knows what is bound to what, ``queues/supervisor.py`` keeps the tasks; here the two
-meet: a queue is known from the moment it is declared until its actor says it is deleted.
+``vhost.py`` knows what is bound to what, ``queues/supervisor.py`` keeps the tasks, and
+``storage/vhost_store.py`` what must last; here they meet. A queue is known from the moment it is
+declared until its actor says it is deleted. Every change of the topology is passed on to the
+store as it happens; whoever must not answer before it is on disk waits for ``call_when_saved``.
 """
 
 from __future__ import annotations
@@ -9,11 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from leveret.broker.exchanges.base import Binding, Exchange
+from leveret.broker.flow import Bump
+from leveret.broker.queues.actor import STORE
+from leveret.broker.queues.arguments import QueueArguments
 from leveret.broker.queues.record import Queue
 from leveret.broker.queues.supervisor import BackingFactory, QueueSupervisor
-from leveret.broker.vhost import Vhost
+from leveret.broker.resource import Kind, Resource
+from leveret.broker.vhost import Event, Vhost
+from leveret.protocol.errors import AmqpError
+from leveret.protocol.field_table import Table, decode_table, encode_table
+from leveret.storage.definitions import Definitions, StoredBinding, StoredExchange
+from leveret.storage.queue_index import Counters
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
@@ -21,6 +32,8 @@ if TYPE_CHECKING:
     from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.registry import Registries
+    from leveret.storage.backing_queue import BackingQueue
+    from leveret.storage.vhost_store import VhostStore
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +43,20 @@ class LiveVhost:
         self,
         name: str,
         registries: Registries,
-        make_backing: BackingFactory,
         clock: Clock,
         settings: Settings,
+        *,
+        store: VhostStore | None = None,
+        make_backing: BackingFactory | None = None,
     ) -> None:
+        """Queues are kept by ``store``, or by what ``make_backing`` makes where that is given."""
         self.name = name
         self.topology: Vhost[Queue] = Vhost(name, registries)
         # Direct reply-to: the name a requester's replies are sent to -> its channel.
         self.reply_consumers: dict[str, Mailbox] = {}
+        self._store = store
+        # What recovered queues have on disk, until their actors take over.
+        self._recovered: dict[int, Counters] = {}
         # By name and factory: a name registered anew is another decorator.
         decorators: dict[tuple[str, Callable[[], QueueDecorator]], QueueDecorator] = {}
 
@@ -57,8 +76,73 @@ class LiveVhost:
                 yield decorators[known, factory]
 
         self._supervisor = QueueSupervisor(
-            make_backing, self._on_deleted, clock, settings, current_decorators
+            make_backing or self._make_stored,
+            self._on_deleted,
+            clock,
+            settings,
+            current_decorators,
+            self._wait_saved,
         )
+
+    # --- start and stop --------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring back what was declared. Raises StoreError if the files cannot be used."""
+        if self._store is None:
+            return
+        definitions = await self._store.open()
+        self._recover(definitions)
+        self.topology.events.append(self._on_change)
+
+    async def stop(self) -> None:
+        await self._supervisor.stop()
+        if self._store is not None:
+            await self._store.close()
+        self.topology.close()
+
+    def _recover(self, definitions: Definitions) -> None:
+        """Exchanges, then queues, then bindings [6]."""
+        for exchange in definitions.exchanges:
+            try:
+                self.topology.create_exchange(
+                    exchange.name,
+                    exchange.type,
+                    durable=True,
+                    auto_delete=exchange.auto_delete,
+                    internal=exchange.internal,
+                    arguments=_table(exchange.arguments),
+                )
+            except AmqpError as error:
+                # Its type came from a package that is gone: it is kept on disk.
+                log.error("exchange '%s' cannot be brought back: %s", exchange.name, error.text)
+        for stored in definitions.queues:
+            arguments = _table(stored.arguments)
+            queue = Queue(
+                Resource(self.name, "queue", stored.name),
+                True,
+                stored.auto_delete,
+                None,
+                arguments,
+                QueueArguments.of(arguments),
+            )
+            queue.store_id = stored.id
+            self._recovered[stored.id] = stored.counters
+            self.start_queue(queue)
+        for binding in definitions.bindings:
+            destination = Resource(self.name, cast(Kind, binding.kind), binding.destination)
+            try:
+                self.topology.bind(
+                    binding.source, destination, binding.key, _table(binding.arguments)
+                )
+            except AmqpError as error:
+                log.error(
+                    "binding from '%s' to %s cannot be brought back: %s",
+                    binding.source,
+                    destination,
+                    error.text,
+                )
+
+    # --- queues ----------------------------------------------------------------------------------
 
     def start_queue(self, queue: Queue) -> None:
         """Make a declared queue known and start its task."""
@@ -73,9 +157,86 @@ class LiveVhost:
         if self.topology.queues.get(queue.name.name) is queue:
             self.topology.remove_queue(queue.name.name)
 
-    async def stop(self) -> None:
-        await self._supervisor.stop()
-        self.topology.close()
+    def _make_stored(
+        self, queue: Queue, wake: Callable[[], None], spend: Callable[[int], None]
+    ) -> BackingQueue:
+        assert self._store is not None
+        recovered = self._recovered.pop(queue.store_id, None)
+        mailbox = queue.mailbox
+
+        def granted(cost: int) -> None:
+            mailbox.put_urgent(Bump(STORE, cost))
+
+        return self._store.make_queue(
+            queue.store_id,
+            recovered if recovered is not None else Counters(),
+            wake,
+            spend,
+            granted,
+            is_durable=queue.durable,
+            # A queue that comes back after a crash does not know what it had delivered.
+            is_clean=recovered is not None and self._store.is_clean,
+            is_lazy=queue.options.queue_mode == "lazy",
+        )
+
+    # --- the store -------------------------------------------------------------------------------
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Something was changed, or published, that is not on disk yet."""
+        return self._store is not None and self._store.has_unsaved
+
+    def call_when_saved(self, call: Callable[[], object]) -> None:
+        assert self._store is not None
+        self._store.call_when_saved(call)
+
+    async def _wait_saved(self) -> None:
+        if self._store is not None:
+            await self._store.database.wait_committed()
+
+    def _on_change(self, event: Event, thing: object) -> None:
+        """Pass on what is durable. Queues get their ids here, durable or not."""
+        assert self._store is not None
+        definitions = self._store.definitions
+        if isinstance(thing, Queue):
+            if event == "queue.created":
+                thing.store_id = self._store.take_queue_id()
+                if thing.durable:
+                    definitions.save_queue(
+                        thing.store_id,
+                        thing.name.name,
+                        encode_table(thing.arguments),
+                        auto_delete=thing.auto_delete,
+                    )
+            else:
+                self._store.forget_queue(thing.store_id, is_durable=thing.durable)
+        elif isinstance(thing, Exchange):
+            if event == "exchange.deleted":
+                definitions.delete_exchange(thing.name.name)
+            elif thing.durable:
+                definitions.save_exchange(
+                    StoredExchange(
+                        thing.name.name,
+                        thing.type,
+                        thing.auto_delete,
+                        thing.internal,
+                        encode_table(thing.arguments),
+                    )
+                )
+        elif isinstance(thing, Binding):
+            stored = StoredBinding(
+                thing.source,
+                thing.destination.kind,
+                thing.destination.name,
+                thing.key,
+                encode_table(thing.arguments),
+            )
+            if event == "binding.deleted":
+                definitions.delete_binding(stored)
+            elif self.topology.is_durable(thing):
+                definitions.save_binding(stored)
+
+    # --- what others may see ---------------------------------------------------------------------
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -87,8 +248,13 @@ class LiveVhost:
                 queue.name.name: actor.statistics()
                 for queue, actor in self._supervisor.actors.items()
             },
+            "store": {} if self._store is None else self._store.statistics(),
         }
 
     @property
     def tasks(self) -> Iterable[asyncio.Task[None]]:
         return self._supervisor.tasks
+
+
+def _table(encoded: bytes) -> Table:
+    return decode_table(encoded, 0)[0]

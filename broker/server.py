@@ -19,7 +19,7 @@ from leveret.broker.exchanges import register_builtins
 from leveret.broker.interceptors.timestamp import TimestampInterceptor
 from leveret.broker.live_vhost import LiveVhost
 from leveret.broker.registry import Registries
-from leveret.storage.memory_queue import MemoryQueue
+from leveret.storage.vhost_store import StoreSettings, VhostStore
 
 if TYPE_CHECKING:
     from leveret.storage.backing_queue import BackingQueue
@@ -35,8 +35,10 @@ class Broker:
         self,
         settings: Settings | None = None,
         clock: Clock | None = None,
-        make_backing: Callable[[Callable[[], None]], BackingQueue] = MemoryQueue,
+        make_backing: Callable[[Callable[[], None]], BackingQueue] | None = None,
     ) -> None:
+        """``make_backing`` makes what keeps each queue's messages, instead of the files in the
+        data folder: ``MemoryQueue`` for a broker that writes nothing."""
         self.settings = settings if settings is not None else Settings()
         self.clock = clock if clock is not None else RealClock()
         self.registries = Registries()
@@ -58,7 +60,7 @@ class Broker:
         settings = self.settings
         self.registries.load_entry_points()
         self.users.add(settings.default_user, settings.default_pass)
-        self.add_vhost(settings.default_vhost)
+        await self.add_vhost(settings.default_vhost)
         listener = Listener(self, "amqp", settings.host, settings.port)
         self.listeners.append(listener)
         await listener.start()
@@ -85,8 +87,29 @@ class Broker:
     ) -> None:
         await self.stop()
 
-    def add_vhost(self, name: str) -> LiveVhost:
-        vhost = LiveVhost(name, self.registries, self._make_backing, self.clock, self.settings)
+    async def add_vhost(self, name: str) -> LiveVhost:
+        """Start a virtual host, with what its files have of it."""
+        make, settings = self._make_backing, self.settings
+        if make is not None:
+            factory = make
+            vhost = LiveVhost(
+                name,
+                self.registries,
+                self.clock,
+                settings,
+                make_backing=lambda queue, wake, spend: factory(wake),
+            )
+        else:
+            store = VhostStore(
+                settings.data / "vhosts",
+                name,
+                StoreSettings(settings.synchronous, settings.queue_index_embed_msgs_below),
+                now=self.clock.monotonic,
+                sleep=self.clock.sleep,
+                on_trouble=lambda error: None,
+            )
+            vhost = LiveVhost(name, self.registries, self.clock, settings, store=store)
+        await vhost.start()
         self.vhosts[name] = vhost
         return vhost
 
@@ -99,7 +122,8 @@ class Broker:
     def url(self) -> str:
         """For clients on this machine, with the default user's password."""
         user, password = (
-            quote(text, safe="") for text in (self.settings.default_user, self.settings.default_pass)
+            quote(text, safe="")
+            for text in (self.settings.default_user, self.settings.default_pass)
         )
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.settings.host, self.settings.host)
         host = f"[{host}]" if ":" in host else host

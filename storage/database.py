@@ -79,7 +79,7 @@ class Batch:
         # Queue id -> its row in counter, as of this commit.
         self.counters: dict[int, tuple[int, int, int, int, int]] = {}
         # Called in the event loop once the transaction is on disk.
-        self.after: list[Callable[[], None]] = []
+        self.after: list[Callable[[], object]] = []
         self.rows = 0
         self.bytes = 0
 
@@ -198,12 +198,12 @@ class RangeDrop:
             self._after()
 
 
-class _Barrier:
+class Barrier:
     """Written nothing, known to be reached: everything put before it is on disk."""
 
     __slots__ = ("_reached",)
 
-    def __init__(self, reached: Callable[[], None]) -> None:
+    def __init__(self, reached: Callable[[], object]) -> None:
         self._reached = reached
 
     def gather(self, batch: Batch) -> None:
@@ -271,8 +271,17 @@ class Database:
     async def wait_committed(self) -> None:
         """Return when everything put before is on disk."""
         reached = asyncio.Event()
-        self.put(_Barrier(reached.set))
+        self.put(Barrier(reached.set))
         await reached.wait()
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Something was put and is not on disk."""
+        return self._task is not None
 
     @property
     def pending_operations(self) -> int:
@@ -367,10 +376,12 @@ class Database:
         assert self._writer is not None
         return await run_in_thread(self._writer, function, *arguments)
 
-    async def close(self) -> None:
-        """Commit what is left, then close."""
+    async def close(self, at_last: Callable[[sqlite3.Connection], object] | None = None) -> None:
+        """Commit what is left, run ``at_last`` in the writer's thread, then close."""
         while self._task is not None:
             await asyncio.wait([self._task])
+        if at_last is not None:
+            await self.call_writer(at_last)
         await self._close_connections()
 
     async def abandon(self) -> None:

@@ -64,8 +64,12 @@ class _Write:
 
     def gather(self, batch: Batch) -> None:
         self._index._gather_rows(self._seq_ids, batch)
+        batch.after.append(self._on_disk)
+
+    def _on_disk(self) -> None:
+        self._index.granted(len(self._seq_ids))
         if self._committed is not None:
-            batch.after.append(self._committed)
+            self._committed()
 
 
 class _Remove:
@@ -88,6 +92,8 @@ class QueueIndex:
         self._base = queue_id << SEQ_BITS
         self._queue_id = queue_id
         self.counters = counters
+        # Told how many rows that were handed over are done with: credit for more.
+        self.granted: Callable[[int], None] = lambda rows: None
         # Handed over and not yet part of a commit: position -> message, expiry.
         self._unwritten: dict[int, tuple[Message, int | None]] = {}
 

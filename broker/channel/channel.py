@@ -200,6 +200,20 @@ class Channel:
         self._answered = answered
         self.hold()
 
+    def when_saved(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once what was declared or deleted so far is on disk."""
+        vhost = self.connection.vhost
+        if not vhost.has_unsaved:
+            then()
+            return
+        self._answered = lambda _: then()
+        self.hold()
+        vhost.call_when_saved(lambda: self.mailbox.put_urgent(q.Done()))
+
+    def answer_when_saved(self, answer: Frame, *, nowait: bool) -> None:
+        """For methods that change the topology: no -ok before it is on disk."""
+        self.when_saved(lambda: None if nowait else self.send(answer))
+
     def hold(self) -> None:
         self._is_held = True
 

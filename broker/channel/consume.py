@@ -117,9 +117,7 @@ class ConsumeMethods:
         if self._consumers.pop(cancelled.tag, None) is None:
             return
         if self._channel.connection.wants_cancel_notices:
-            self._channel.send(
-                make(commands.Basic.Cancel, consumer_tag=cancelled.tag, nowait=True)
-            )
+            self._channel.send(make(commands.Basic.Cancel, consumer_tag=cancelled.tag, nowait=True))
 
     # --- consume and cancel ----------------------------------------------------------------------
 

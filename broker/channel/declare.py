@@ -79,8 +79,7 @@ class DeclareMethods:
             internal=bool(declare.internal),
             arguments=arguments,
         )
-        if not declare.nowait:
-            channel.send(make(commands.Exchange.DeclareOk))
+        channel.answer_when_saved(make(commands.Exchange.DeclareOk), nowait=bool(declare.nowait))
 
     def _on_exchange_delete(self, delete: commands.Exchange.Delete) -> None:
         channel = self._channel
@@ -89,8 +88,7 @@ class DeclareMethods:
         self._topology.check_deletable(name)
         channel.check_permission(self._resource("exchange", name), "configure")
         self._topology.delete_exchange(name, if_unused=bool(delete.if_unused))
-        if not delete.nowait:
-            channel.send(make(commands.Exchange.DeleteOk))
+        channel.answer_when_saved(make(commands.Exchange.DeleteOk), nowait=bool(delete.nowait))
 
     def _on_exchange_bind(self, bind: commands.Exchange.Bind) -> None:
         source, destination = stripped(bind.source), stripped(bind.destination)
@@ -101,8 +99,7 @@ class DeclareMethods:
             bind.routing_key or "",
             self._channel.table(bind.arguments),
         )
-        if not bind.nowait:
-            self._channel.send(make(commands.Exchange.BindOk))
+        self._channel.answer_when_saved(make(commands.Exchange.BindOk), nowait=bool(bind.nowait))
 
     def _on_exchange_unbind(self, unbind: commands.Exchange.Unbind) -> None:
         source, destination = stripped(unbind.source), stripped(unbind.destination)
@@ -113,8 +110,9 @@ class DeclareMethods:
             unbind.routing_key or "",
             self._channel.table(unbind.arguments),
         )
-        if not unbind.nowait:
-            self._channel.send(make(commands.Exchange.UnbindOk))
+        self._channel.answer_when_saved(
+            make(commands.Exchange.UnbindOk), nowait=bool(unbind.nowait)
+        )
 
     def _check_exchange_ends(self, source: str, destination: str) -> None:
         check_not_default(source)
@@ -146,9 +144,7 @@ class DeclareMethods:
         channel.check_exclusive(queue)
         self._count(queue, nowait=nowait)
 
-    def _declare_queue(
-        self, name: str, declare: commands.Queue.Declare, *, nowait: bool
-    ) -> None:
+    def _declare_queue(self, name: str, declare: commands.Queue.Declare, *, nowait: bool) -> None:
         channel = self._channel
         connection = channel.connection
         arguments = channel.table(declare.arguments)
@@ -193,7 +189,10 @@ class DeclareMethods:
         self._vhost.start_queue(queue)
         if exclusive:
             connection.exclusive_queues.add(queue)
-        self._declared(name, q.CountOk(0, 0), nowait=nowait)
+        if durable:
+            channel.when_saved(lambda: self._declared(name, q.CountOk(0, 0), nowait=nowait))
+        else:
+            self._declared(name, q.CountOk(0, 0), nowait=nowait)
 
     def _count(self, queue: Queue, *, nowait: bool) -> None:
         def answered(answer: object) -> None:
@@ -224,8 +223,7 @@ class DeclareMethods:
         self._topology.bind(
             source, destination, key, channel.table(bind.arguments), allow=channel.check_exclusive
         )
-        if not bind.nowait:
-            channel.send(make(commands.Queue.BindOk))
+        channel.answer_when_saved(make(commands.Queue.BindOk), nowait=bool(bind.nowait))
 
     def _on_queue_unbind(self, unbind: commands.Queue.Unbind) -> None:
         channel = self._channel
@@ -239,7 +237,7 @@ class DeclareMethods:
             channel.table(unbind.arguments),
             allow=channel.check_exclusive,
         )
-        channel.send(make(commands.Queue.UnbindOk))
+        channel.answer_when_saved(make(commands.Queue.UnbindOk), nowait=False)
 
     def _queue_and_key(self, queue: str | None, key: str | None) -> tuple[str, str]:
         """Both empty: both mean the queue this channel declared last."""
@@ -280,8 +278,9 @@ class DeclareMethods:
         def answered(answer: object) -> None:
             # One that is gone, or never was, is fine.
             ready = answer.ready if isinstance(answer, q.Done) else 0
-            if not nowait:
-                channel.send(make(commands.Queue.DeleteOk, message_count=ready))
+            channel.answer_when_saved(
+                make(commands.Queue.DeleteOk, message_count=ready), nowait=nowait
+            )
 
         queue = self._topology.queues.get(name)
         if queue is None:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from leveret import __version__
-from leveret.broker.cli import serve
+from leveret.broker.cli import ping, serve
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -20,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"leveret {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_parser(commands)
+    ping.add_parser(commands)
     return parser
 
 

@@ -459,9 +459,7 @@ class Reader:
         self._data, self._at = b"", 0
         await self._drain_until("close", CLOSE_TIMEOUT_S, answer_close=True)
 
-    async def _drain_until(
-        self, what: str, seconds: float, *, answer_close: bool = False
-    ) -> None:
+    async def _drain_until(self, what: str, seconds: float, *, answer_close: bool = False) -> None:
         """Read and forget until the client hangs up, agrees (close-ok), or time is up."""
         self._stop_heartbeat()
         self._pause_reading(pause=False)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
-from leveret.broker.flow import CreditFlow
+from leveret.broker.flow import Bump, CreditFlow
+from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.consumers import Consumer, Consumers
 from leveret.broker.queues.counters import QueueCounters
@@ -29,7 +30,6 @@ from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue, Confirm
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
-    from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.queues.record import Queue
     from leveret.protocol.message import Message
@@ -43,6 +43,10 @@ TURN_BYTES = 1 << 20
 BIASED_MESSAGES = 50
 # From this size on a message costs more than one credit and is handed out one by one.
 LARGE = 1 << 14
+
+
+# Stands for the store among the peers that credit is owed to.
+STORE = Mailbox("store")
 
 
 class QueueActor:
@@ -65,12 +69,14 @@ class QueueActor:
         self._flow = CreditFlow(
             self.mailbox, settings.credit_flow_initial, settings.credit_flow_more_after
         )
+        # What the store may still be given before its commits have caught up.
+        self._store_credit = CreditFlow(self.mailbox, settings.store_credit, 1)
         self._consumers = Consumers(
             self.mailbox,
             settings.delivery_window,
             single_active=queue.options.single_active_consumer,
         )
-        # Channels that have published here; told when the queue goes.
+        # Channels that have published or asked something here; told when the queue goes.
         self._senders: set[Mailbox] = set()
         # Sequence numbers to confirm at the end of the batch, per publishing channel.
         self._confirms: dict[Mailbox, list[tuple[int, int]]] = {}
@@ -102,6 +108,8 @@ class QueueActor:
             c.Resume: self._on_resume,
             c.ChannelDown: self._on_channel_down,
             c.Loaded: self._on_loaded,
+            c.Terminate: self._on_terminate,
+            Bump: self._store_credit.handle_bump,
         }
 
     # --- the loop --------------------------------------------------------------------------------
@@ -111,7 +119,8 @@ class QueueActor:
         mailbox = self.mailbox
         self._tell_decorators("startup")
         while self._is_alive:
-            await mailbox.turn()
+            # While the store is behind, publishes wait in their lane, and their senders' credit.
+            await mailbox.turn(urgent_only=self._store_credit.is_blocked)
             self._take_control()
             if self._is_alive:
                 delivered = self._deliver_waiting()
@@ -136,6 +145,8 @@ class QueueActor:
         that both sides could avoid only makes every message late (RabbitMQ's consumer bias [94]).
         A queue whose consumers are slow, or absent, takes whatever comes.
         """
+        if self._store_credit.is_blocked:
+            return
         lane = self.mailbox.ordinary
         messages = size = 0
         limit = TURN_MESSAGES
@@ -271,11 +282,16 @@ class QueueActor:
             if granted is None:
                 break
             consumer, share = granted
-            entries = backing.fetch(
-                share,
-                ack_required=not consumer.no_ack,
-                max_bytes=consumer.channel.window * LARGE,
-            )
+            try:
+                entries = backing.fetch(
+                    share,
+                    ack_required=not consumer.no_ack,
+                    max_bytes=consumer.channel.window * LARGE,
+                )
+            except Exception:
+                # A limit that is shared with other queues outlives this one.
+                consumers.unused(consumer, share)
+                raise
             if entries is LOADING or entries is EMPTY:
                 consumers.unused(consumer, share)
                 self._is_loading = entries is LOADING
@@ -405,6 +421,7 @@ class QueueActor:
     # --- consumers -------------------------------------------------------------------------------
 
     def _on_consume(self, consume: c.Consume) -> None:
+        self._know(consume.channel)
         try:
             self._consumers.add(consume, self.queue.name)
         except ChannelException as error:
@@ -437,9 +454,18 @@ class QueueActor:
         if self.queue.auto_delete and self._had_consumer and not len(self._consumers):
             self._end()
 
+    def _know(self, channel: Mailbox) -> None:
+        """It remembers us, too: whoever ends first tells the other."""
+        if not channel.is_closed:
+            self._senders.add(channel)
+
     # --- questions -------------------------------------------------------------------------------
 
     def _on_get(self, get: c.Get) -> None:
+        self._know(get.channel)
+        if get.channel.is_closed:
+            # Its ChannelDown has overtaken the question: nobody would settle what it is given.
+            return
         if self._is_loading:
             self._waiting_gets.append(get)
             return
@@ -469,18 +495,22 @@ class QueueActor:
         self.mailbox.put_urgent(c.Loaded())
 
     def _on_loaded(self, loaded: c.Loaded) -> None:
+        self._backing.resume()
         self._is_loading = False
         gets, self._waiting_gets = self._waiting_gets, []
         for get in gets:
             self._on_get(get)
 
     def _on_count(self, count: c.Count) -> None:
+        self._know(count.channel)
         count.channel.put_urgent(c.CountOk(len(self._backing), len(self._consumers)))
 
     def _on_purge(self, purge: c.Purge) -> None:
+        self._know(purge.channel)
         purge.channel.put_urgent(c.Done(self._backing.purge()))
 
     def _on_delete(self, delete: c.Delete) -> None:
+        self._know(delete.channel)
         name = self.queue.name
         if delete.if_unused and len(self._consumers):
             delete.channel.put_urgent(c.Failed(precondition_failed(f"{name} in use")))
@@ -494,6 +524,14 @@ class QueueActor:
 
     def _on_delete_now(self, delete: c.DeleteNow) -> None:
         self._end()
+
+    def _on_terminate(self, terminate: c.Terminate) -> None:
+        self._is_alive = False
+        self._backing.terminate()
+
+    def spend(self, cost: int) -> None:
+        """The backing queue has handed rows to the store."""
+        self._store_credit.send(STORE, cost)
 
     def _end(self) -> None:
         """The queue is deleted: nobody finds it from here on; run() leaves after this batch."""
@@ -519,6 +557,7 @@ class QueueActor:
                 self._senders.add(command.sender)
             elif isinstance(command, (c.Get, c.Count, c.Purge, c.Delete, c.Consume, c.Cancel)):
                 command.channel.put_urgent(c.Gone())
+                self._senders.add(command.channel)
         for consumer in self._consumers:
             consumer.channel.mailbox.put_urgent(c.ConsumerCancelled(consumer.tag))
         for channel in self._senders | self._consumers.channels.keys():

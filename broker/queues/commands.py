@@ -99,6 +99,11 @@ class Requeue:
     seq_ids: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """The broker stops: finish what came before; the queue will be back."""
+
+
 # --- control lane ------------------------------------------------------------------------------
 
 

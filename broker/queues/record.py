@@ -27,6 +27,8 @@ class Queue:
     # The same, parsed.
     options: QueueArguments
     mailbox: Mailbox = field(init=False)
+    # What the store knows it by; 0 without a store.
+    store_id: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.mailbox = Mailbox(str(self.name))

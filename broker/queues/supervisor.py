@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from leveret.broker.mailbox import Mailbox
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BackingFactory = Callable[[Callable[[], None]], "BackingQueue"]
+# How long queues may take to finish what they were given before a shutdown.
+STOP_S = 10.0
+
+# Makes what keeps a queue's messages; the callables are its actor's wake and spend.
+BackingFactory = Callable[["Queue", Callable[[], None], Callable[[int], None]], "BackingQueue"]
 
 
 class QueueSupervisor:
@@ -35,12 +39,15 @@ class QueueSupervisor:
         clock: Clock,
         settings: Settings,
         decorators: Callable[[], Iterable[QueueDecorator]],
+        before_restart: Callable[[], Awaitable[None]],
     ) -> None:
         self._make_backing = make_backing
         self._on_deleted = on_deleted
         self._clock = clock
         self._settings = settings
         self._decorators = decorators
+        # What a crashed queue had handed over must be on disk before it is read again.
+        self._before_restart = before_restart
         self.actors: dict[Queue, QueueActor] = {}
         self._tasks: dict[Queue, asyncio.Task[None]] = {}
 
@@ -49,7 +56,12 @@ class QueueSupervisor:
             decorator for decorator in self._decorators() if _follows(decorator, queue)
         ]
         actor = QueueActor(
-            queue, self._make_backing, self._on_deleted, self._clock, self._settings, active
+            queue,
+            lambda wake: self._make_backing(queue, wake, lambda cost: actor.spend(cost)),
+            self._on_deleted,
+            self._clock,
+            self._settings,
+            active,
         )
         self.actors[queue] = actor
         self._tasks[queue] = asyncio.create_task(self._supervise(actor), name=str(queue.name))
@@ -62,6 +74,7 @@ class QueueSupervisor:
             log.exception("%s crashed; it is restarted", queue.name)
             actor.say_goodbye(crashed=True)
             queue.mailbox = Mailbox(str(queue.name))
+            await self._before_restart()
             self.start(queue)
         else:
             del self._tasks[queue], self.actors[queue]
@@ -82,11 +95,15 @@ class QueueSupervisor:
             await asyncio.wait(tasks)
 
     async def stop(self) -> None:
-        """End all tasks; queues are not deleted."""
+        """End all tasks, after what was put before; queues are not deleted."""
         tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for queue in self._tasks:
+            queue.mailbox.put(c.Terminate())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         self._tasks.clear()
         self.actors.clear()
 

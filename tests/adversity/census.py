@@ -58,7 +58,7 @@ OURS = frozenset(
 )
 # Of the compiled codec, and of the event loop: known by name, there may be two of the first.
 OURS_BY_NAME = frozenset({"Message", "PublishRun", "AckRun", "RawFrame", "TCPTransport"})
-DEADLINE_S = 20.0
+DEADLINE_S = 10.0
 _POLL_S = 0.01
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from pamqp.base import Frame
 
 from leveret.broker.server import Broker
 from leveret.protocol.codec import make, method_frame
-from tests.adversity.census import resident_bytes, take_census, wait_same
+from tests.adversity.census import resident_bytes, take_census, wait_same, wait_until
+from tests.adversity.steps import connections_are
 from tests.support.broker_process import running_broker
 from tests.support.raw_client import RawClient, publish
 
@@ -55,7 +57,7 @@ async def fail_channels(port: int, rounds: int, first: int = 0) -> None:
 
 
 async def reconnect(port: int, rounds: int, first: int = 0) -> None:
-    """Connections by the dozen at a time, each with a queue, a consumer and a message of its own."""
+    """Fifty connections at a time, each with a queue, a consumer and a message of its own."""
 
     async def once(number: int) -> None:
         async with await RawClient.open(port, channels=2, heartbeat=60) as client:
@@ -152,6 +154,33 @@ async def use_many_keys(port: int, rounds: int, first: int = 0) -> None:
         await client.say_goodbye()
 
 
+async def test_queues_that_others_delete(broker: Broker) -> None:
+    """A channel forgets queues it has asked, consumed from or published to when they are gone."""
+    async with await RawClient.open(broker.port) as other, await RawClient.open(broker.port) as us:
+        before = take_census(broker)
+        for number in range(100):
+            queue = f"queue-{number}"
+            declare = make(commands.Queue.Declare, queue=queue)
+            await other.call(1, declare, commands.Queue.DeclareOk)
+            passive = make(commands.Queue.Declare, queue=queue, passive=True)
+            await us.call(1, passive, commands.Queue.DeclareOk)
+            if number % 5 == 0:
+                await us.call(1, make(commands.Basic.Get, queue=queue), commands.Basic.GetEmpty)
+            elif number % 5 == 1:
+                consume = make(commands.Basic.Consume, queue=queue, consumer_tag="c")
+                await us.call(1, consume, commands.Basic.ConsumeOk)
+                cancel = make(commands.Basic.Cancel, consumer_tag="c")
+                await us.call(1, cancel, commands.Basic.CancelOk)
+            elif number % 5 == 2:
+                await us.call(1, make(commands.Queue.Purge, queue=queue), commands.Queue.PurgeOk)
+            elif number % 5 == 3:
+                await us.send(publish(1, queue, b"x"))
+                await us.call(1, passive, commands.Queue.DeclareOk)
+            client = us if number % 2 else other
+            await client.call(1, make(commands.Queue.Delete, queue=queue), commands.Queue.DeleteOk)
+        await wait_same(broker, before)
+
+
 Churn = Callable[[int, int, int], Awaitable[None]]
 FAST: list[tuple[Churn, int]] = [
     (reopen_channels, 10_000),
@@ -175,6 +204,7 @@ SLOW: list[tuple[Churn, int]] = [
 async def test_nothing_is_left(broker: Broker, churn: Churn, rounds: int) -> None:
     # Once beforehand: some things are made when they are first needed.
     await churn(broker.port, 100, 0)
+    await wait_until(partial(connections_are, broker, 0), "the first are gone")
     before = take_census(broker)
     await churn(broker.port, rounds, 100)
     await wait_same(broker, before)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,12 +26,17 @@ class BrokerProcess:
     """A running broker. ``kill`` is what a crash looks like to it, ``stop`` what a user does."""
 
     def __init__(
-        self, data: Path, log: Path, *flags: str, env: Mapping[str, str] | None = None
+        self,
+        data: Path,
+        log: Path,
+        *flags: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "leveret"),
     ) -> None:
         """``env`` is added to the environment of the tests."""
         self.data = data
         self.log = log
-        command = [sys.executable, "-m", "leveret", "serve", "--port", "0", "--data", str(data)]
+        command = [*program, "serve", "--port", "0", "--data", str(data)]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*command, *flags],

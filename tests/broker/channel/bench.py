@@ -60,7 +60,13 @@ class ChannelBench:
         self.settings = Settings(credit_flow_initial=40, credit_flow_more_after=20)
         registries = Registries()
         register_builtins(registries)
-        self.vhost = LiveVhost("/", registries, MemoryQueue, clock, self.settings)
+        self.vhost = LiveVhost(
+            "/",
+            registries,
+            clock,
+            self.settings,
+            make_backing=lambda queue, wake, spend: MemoryQueue(wake),
+        )
         self.writer = FakeWriter()
         self.reader = Mailbox("reader")
         self.connection = ConnectionContext(

@@ -425,6 +425,18 @@ async def test_get(bench: ActorBench, port: Port) -> None:
     assert bench.count("messages_unacknowledged") == 1
 
 
+async def test_a_get_that_is_overtaken_by_the_end_of_its_channel_takes_nothing(
+    bench: ActorBench, port: Port, other: Port
+) -> None:
+    port.publish(bench.queue, b"1")
+    bench.put(c.Get(other.mailbox, False))
+    other.mailbox.close()
+    bench.put_urgent(c.ChannelDown(other.mailbox))
+    await bench.settle()
+    assert bench.count("messages_ready") == 1
+    assert bench.actor._consumers.channels == {}
+
+
 async def test_nothing_is_kept_of_a_channel_that_only_looked(bench: ActorBench, port: Port) -> None:
     port.publish(bench.queue, b"1", b"2")
     bench.put(c.Get(port.mailbox, True))

@@ -1,0 +1,257 @@
+"""Everything of one virtual host on disk: one file for what lasts, one for what is paged out.
+
+Upstream: ``broker/live_vhost.py``. Composes ``database.py``, ``definitions.py``,
+``message_store.py`` and, for each queue, a ``variable_queue.py`` on a ``queue_index.py``.
+
+The second file holds transient messages that had to leave memory; it need not survive anything,
+is written without fsync and deleted at start [138].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from leveret.storage.database import SEQ_BITS, Barrier, Database, RangeDrop, Statement
+from leveret.storage.definitions import Definitions, DefinitionStore
+from leveret.storage.message_store import MessageStore
+from leveret.storage.queue_index import Counters, QueueIndex
+from leveret.storage.variable_queue import VariableQueue
+
+SCHEMA_VERSION = 1
+_NAME_MAX = 100
+
+
+class StoreError(Exception):
+    """A file that cannot be used; the text tells a person why, and what to do."""
+
+
+class StoreSettings(NamedTuple):
+    # full, normal or off: what a commit waits for.
+    synchronous: str
+    # Messages smaller than this stand in the queue index.
+    embed_below: int
+
+
+def file_stem(vhost: str) -> str:
+    """A file name that shows the virtual host's; the file itself knows it exactly."""
+    stem = quote(vhost, safe="")
+    if len(stem) <= _NAME_MAX:
+        return stem
+    return stem[:_NAME_MAX] + "-" + hashlib.sha256(vhost.encode()).hexdigest()[:16]
+
+
+class VhostStore:
+    def __init__(
+        self,
+        folder: Path,
+        vhost: str,
+        settings: StoreSettings,
+        *,
+        now: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        on_trouble: Callable[[Exception | None], None],
+    ) -> None:
+        self._vhost = vhost
+        self._settings = settings
+        self._now = now
+        stem = file_stem(vhost)
+        schema = files("leveret.storage").joinpath("schema.sql").read_text()
+        schema += (
+            f"INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}),"
+            f" ('vhost', CAST(X'{vhost.encode('utf-8', 'surrogateescape').hex()}' AS BLOB)),"
+            " ('clean', 1)"
+        )
+        self.database = Database(
+            folder / f"{stem}.db",
+            schema=schema,
+            synchronous=settings.synchronous.upper(),
+            on_trouble=on_trouble,
+            sleep=sleep,
+        )
+        self._transient = Database(
+            folder / f"{stem}.transient.db",
+            schema=schema,
+            synchronous="OFF",
+            on_trouble=on_trouble,
+            sleep=sleep,
+        )
+        self.definitions = DefinitionStore(self.database)
+        self._bodies = MessageStore(settings.embed_below)
+        self._transient_bodies = MessageStore(settings.embed_below)
+        # Whether the broker was stopped in order the last time.
+        self.is_clean = True
+        # Queue ids in use, those included whose rows are still being deleted.
+        self._ids: set[int] = set()
+        self._indexes: dict[int, QueueIndex] = {}
+
+    async def open(self) -> Definitions:
+        """Open the files, delete what was paged out, read what was declared.
+
+        Raises StoreError for a file that is newer than we are, damaged, or not ours.
+        """
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._transient.path}{suffix}").unlink(missing_ok=True)  # noqa: ASYNC240
+        self.database.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            await self.database.open()
+            found = await self.database.call_writer(_read_meta)
+            self._check_version(found.get("schema_version"))
+            self.is_clean = bool(found.get("clean"))
+            await self.database.call_writer(_mark_clean, 0)
+            next_body = await self.database.call_writer(_next_body_id)
+            definitions = await self.definitions.load()
+            await self._drop_orphans(definitions)
+        except sqlite3.Error as error:
+            await self.database.abandon()
+            raise StoreError(
+                f"{self.database.path} cannot be read: {error}. Nothing in it was changed. Restore"
+                " it from a backup, or move it away to start without it."
+            ) from error
+        except StoreError:
+            await self.database.abandon()
+            raise
+        self._bodies = MessageStore(self._settings.embed_below, next_body)
+        self._ids |= {queue.id for queue in definitions.queues}
+        return definitions
+
+    def _check_version(self, version: object) -> None:
+        if version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.database.path} has schema version {version}, this Leveret knows"
+                f" {SCHEMA_VERSION}: use the version that wrote it, or a newer one."
+            )
+
+    async def _drop_orphans(self, definitions: Definitions) -> None:
+        """Rows of queues that were deleted just before the end; bit by bit, in the background."""
+        known = {queue.id for queue in definitions.queues}
+        for queue_id in await self.database.call_writer(_counted_queues):
+            if queue_id not in known:
+                self._ids.add(queue_id)
+                self._drop_rows(queue_id)
+
+    # --- queues ----------------------------------------------------------------------------------
+
+    def take_queue_id(self) -> int:
+        """The lowest id no queue has, and whose rows are gone."""
+        queue_id = 1
+        while queue_id in self._ids:
+            queue_id += 1
+        self._ids.add(queue_id)
+        return queue_id
+
+    def make_queue(
+        self,
+        queue_id: int,
+        counters: Counters,
+        wake: Callable[[], None],
+        spend: Callable[[int], None],
+        granted: Callable[[int], None],
+        *,
+        is_durable: bool,
+        is_clean: bool,
+        is_lazy: bool,
+    ) -> VariableQueue:
+        """``counters``: what is on disk of it; for a queue that is started anew after a crash,
+        the index it had knows better."""
+        index: QueueIndex | None = None
+        if is_durable:
+            index = self._indexes.get(queue_id)
+            if index is None:
+                index = QueueIndex(self.database, self._bodies, queue_id, counters)
+                self._indexes[queue_id] = index
+            index.granted = granted
+
+        def transient_index() -> QueueIndex:
+            made = QueueIndex(self._transient, self._transient_bodies, queue_id, Counters())
+            made.granted = granted
+            return made
+
+        return VariableQueue(
+            wake,
+            index,
+            transient_index,
+            self._now,
+            spend=spend,
+            is_clean=is_clean,
+            is_lazy=is_lazy,
+        )
+
+    def forget_queue(self, queue_id: int, *, is_durable: bool) -> None:
+        """The queue is deleted: its row goes with the next commit, its messages after it."""
+        self._indexes.pop(queue_id, None)
+        if is_durable:
+            self.definitions.delete_queue(queue_id)
+            self._drop_rows(queue_id)
+        else:
+            self._release_id(queue_id)
+
+    def _drop_rows(self, queue_id: int) -> None:
+        first, last = queue_id << SEQ_BITS, ((queue_id + 1) << SEQ_BITS) - 1
+
+        def gone() -> None:
+            self.database.put(
+                Statement(
+                    "DELETE FROM counter WHERE queue_id = ?",
+                    (queue_id,),
+                    lambda: self._release_id(queue_id),
+                )
+            )
+
+        self.database.put(RangeDrop(self.database, first, last, after=gone))
+
+    def _release_id(self, queue_id: int) -> None:
+        if not self._transient.is_open:
+            self._ids.discard(queue_id)
+            return
+        first, last = queue_id << SEQ_BITS, ((queue_id + 1) << SEQ_BITS) - 1
+        self._transient.put(
+            RangeDrop(self._transient, first, last, after=lambda: self._ids.discard(queue_id))
+        )
+
+    # --- the whole -------------------------------------------------------------------------------
+
+    def call_when_saved(self, call: Callable[[], object]) -> None:
+        """Call back once everything that was put until now is on disk."""
+        self.database.put(Barrier(call))
+
+    @property
+    def has_unsaved(self) -> bool:
+        return self.database.is_busy
+
+    async def close(self) -> None:
+        """Commit what is left and note that the end was in order."""
+        await self.database.close(lambda connection: _mark_clean(connection, 1))
+        await self._transient.abandon()
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "persistent": self.database.numbers,
+            "transient": self._transient.numbers,
+            "pending_operations": self.database.pending_operations,
+        }
+
+
+# --- in the writer's thread --------------------------------------------------------------------
+
+
+def _read_meta(connection: sqlite3.Connection) -> dict[str, object]:
+    return dict(connection.execute("SELECT name, value FROM meta").fetchall())
+
+
+def _mark_clean(connection: sqlite3.Connection, value: int) -> None:
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'clean'", (value,))
+
+
+def _next_body_id(connection: sqlite3.Connection) -> int:
+    (highest,) = connection.execute("SELECT max(id) FROM body").fetchone()
+    return (highest or 0) + 1
+
+
+def _counted_queues(connection: sqlite3.Connection) -> list[int]:
+    return [row[0] for row in connection.execute("SELECT queue_id FROM counter")]
