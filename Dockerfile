@@ -19,7 +19,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 COPY constraints.txt ./
 RUN python3 -m venv --without-pip /opt/leveret \
     && python3 -m venv /tools \
-    && /tools/bin/pip install -c constraints.txt 'setuptools>=77' wheel Cython
+    && /tools/bin/pip install -c constraints.txt 'setuptools>=77' Cython
 
 COPY LICENSE README.md MANIFEST.in pyproject.toml setup.py ./
 COPY leveret leveret
@@ -54,6 +54,7 @@ EXPOSE 5672
 # Asks the port that LEVERET_PORT or LEVERET_CONFIG names, as the broker does.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 CMD ["leveret", "ping"]
 
-# Not through a shell: the broker is process 1 and gets the signals itself.
-ENTRYPOINT ["leveret"]
+# Not through a shell: the broker is process 1 and gets the signals itself. Process 1 loses those it
+# does not handle yet, unless they are blocked: then they wait until `leveret serve` is ready.
+ENTRYPOINT ["env", "--block-signal=TERM", "leveret"]
 CMD ["serve"]

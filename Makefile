@@ -7,12 +7,13 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # What an installation depends on: these files, and the compiled codec's source.
 PACKAGING := pyproject.toml setup.py constraints.txt $(wildcard protocol/_hot.pyx)
 
-.PHONY: help run test test-all lint bench clean
+.PHONY: help run test test-all soak lint bench clean
 
 help:
 	@echo "make run       start a broker on 127.0.0.1:5672 (FLAGS='--port 5673' for others)"
 	@echo "make test      lint, types and the fast tests"
 	@echo "make test-all  the same with the slow tests"
+	@echo "make soak      kill and power-cut a broker under load for hours (FLAGS='--hours 0.5')"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     load beside RabbitMQ (FLAGS='--only confirmed-acked-100B --alone')"
 	@echo "make clean     remove what was built, and .venv"
@@ -44,6 +45,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -rs $(FLAGS)
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.durability.soak $(FLAGS)
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/versus.py --start "$(BIN)/leveret serve --port {port} --data {data}" $(FLAGS)

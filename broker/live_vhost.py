@@ -27,9 +27,9 @@ from leveret.storage.definitions import Definitions, StoredBinding, StoredExchan
 from leveret.storage.queue_index import Counters
 
 if TYPE_CHECKING:
+    from leveret.broker.channel.context import ReplyPort
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
-    from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.registry import Registries
     from leveret.storage.backing_queue import BackingQueue
@@ -53,7 +53,7 @@ class LiveVhost:
         self.name = name
         self.topology: Vhost[Queue] = Vhost(name, registries)
         # Direct reply-to: the name a requester's replies are sent to -> its channel.
-        self.reply_consumers: dict[str, Mailbox] = {}
+        self.reply_consumers: dict[str, ReplyPort] = {}
         self._store = store
         # What recovered queues have on disk, until their actors take over.
         self._recovered: dict[int, Counters] = {}
@@ -156,6 +156,8 @@ class LiveVhost:
     def _on_deleted(self, queue: Queue) -> None:
         if self.topology.queues.get(queue.name.name) is queue:
             self.topology.remove_queue(queue.name.name)
+        if queue.owner is not None:
+            queue.owner.exclusive_queues.discard(queue)
 
     def _make_stored(
         self, queue: Queue, wake: Callable[[], None], spend: Callable[[int], None]

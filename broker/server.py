@@ -63,7 +63,12 @@ class Broker:
         await self.add_vhost(settings.default_vhost)
         listener = Listener(self, "amqp", settings.host, settings.port)
         self.listeners.append(listener)
-        await listener.start()
+        try:
+            await listener.start()
+        except BaseException:
+            # Nobody stops what has not started, and the threads of the stores would stay.
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Listeners first, then connections (closed with 320), then queues."""

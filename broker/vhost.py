@@ -106,8 +106,7 @@ class Vhost(Generic[Q]):
         if passive:
             check_not_default(name)
             return self.exchange(name)
-        if kind not in self._types:
-            raise command_invalid(f"unknown exchange type '{kind}'")
+        self.check_type(kind)
         check_not_default(name)
         arguments = {} if arguments is None else arguments
         existing = self.exchanges.get(name)
@@ -128,6 +127,12 @@ class Vhost(Generic[Q]):
         check_same_flag(resource, "internal", current=existing.internal, received=internal)
         existing.matcher.check_equivalent(existing, arguments)
         return existing
+
+    def check_type(self, kind: str) -> None:
+        """Raises 503 for a type nobody has registered."""
+        if kind not in self._types:
+            what = "unknown" if kind else "invalid"
+            raise command_invalid(f"{what} exchange type '{kind}'")
 
     def create_exchange(
         self,

@@ -22,7 +22,8 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -46,6 +47,8 @@ SEQ_BITS = 40
 DROP_ROWS = 2_000
 RETRY_S = 0.5
 _ROWS_PER_STATEMENT = (100, 10, 1)
+# Of the table message; a batch holds its rows as one flat list of parameters.
+_MESSAGE_COLUMNS = 9
 
 
 class Batch:
@@ -65,10 +68,12 @@ class Batch:
     )
 
     def __init__(self) -> None:
-        # Run first, one by one: definitions.
+        # Run after all others, one by one: definitions. One that deletes a queue's counter must
+        # come after the counter that an earlier operation of this batch wrote.
         self.statements: list[tuple[str, tuple[Any, ...]]] = []
-        # Rows for the tables message and body; the latter as id -> [references, body].
-        self.messages: list[tuple[Any, ...]] = []
+        # Rows for the tables message and body; the former column by column, the latter as
+        # id -> [references, body].
+        self.messages: list[Any] = []
         self.bodies: dict[int, list[Any]] = {}
         # Changes of references to bodies that are stored already.
         self.body_refs: dict[int, int] = {}
@@ -138,11 +143,25 @@ class Unit:
 class RangeDrop:
     """Deletes the messages of a range of keys, and their references to bodies, bit by bit.
 
-    One commit takes a bounded part; as long as there is more, the rest is put again. ``removed``
-    is told after each part how many messages and bytes went, ``after`` when all are gone.
+    One commit takes a bounded part; as long as there is more, the rest is put again. ``keep`` are
+    keys that stay. ``removed`` is told after each part how many messages and bytes went,
+    ``released`` which bodies lost how many references, ``after`` when all are gone.
     """
 
-    __slots__ = ("_after", "_bytes", "_count", "_database", "_first", "_last", "_removed")
+    __slots__ = (
+        "_after",
+        "_bytes",
+        "_changes",
+        "_count",
+        "_database",
+        "_first",
+        "_is_done",
+        "_keep",
+        "_last",
+        "_next",
+        "_released",
+        "_removed",
+    )
 
     def __init__(
         self,
@@ -150,17 +169,24 @@ class RangeDrop:
         first: int,
         last: int,
         *,
+        keep: Collection[int] = (),
         removed: Callable[[int, int], None] | None = None,
+        released: Callable[[dict[int, int]], None] | None = None,
         after: Callable[[], None] | None = None,
     ) -> None:
         self._database = database
         self._first = first
         self._last = last
+        self._keep = keep
         self._removed = removed
+        self._released = released
         self._after = after
         # What the last part took; written in the writer's thread, read after its commit.
         self._count = 0
         self._bytes = 0
+        self._changes: dict[int, int] = {}
+        self._next = first
+        self._is_done = False
 
     def gather(self, batch: Batch) -> None:
         batch.drops.append(self)
@@ -172,27 +198,38 @@ class RangeDrop:
             "SELECT key, size, body_id FROM message WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?",
             (self._first, self._last, DROP_ROWS),
         ).fetchall()
+        self._is_done = len(rows) < DROP_ROWS
+        self._next = rows[-1][0] + 1 if rows else self._first
+        if self._keep:
+            rows = [row for row in rows if row[0] not in self._keep]
         self._count = len(rows)
         self._bytes = sum([row[1] for row in rows])
+        self._changes = changes = {}
         if not rows:
             return
-        connection.execute(
-            "DELETE FROM message WHERE key BETWEEN ? AND ?", (self._first, rows[-1][0])
-        )
+        if self._keep:
+            _delete(connection, "message", [row[0] for row in rows])
+        else:
+            connection.execute(
+                "DELETE FROM message WHERE key BETWEEN ? AND ?", (self._first, rows[-1][0])
+            )
         connection.execute(
             "UPDATE counter SET messages = messages - ?, bytes = bytes - ? WHERE queue_id = ?",
             (self._count, self._bytes, self._first >> SEQ_BITS),
         )
-        changes: dict[int, int] = {}
         for _, _, body_id in rows:
             if body_id is not None:
                 changes[body_id] = changes.get(body_id, 0) - 1
         _change_references(connection, changes)
 
     def _go_on(self) -> None:
+        # Only now: a commit that failed was tried again with the same part.
+        self._first = self._next
         if self._removed is not None:
             self._removed(self._count, self._bytes)
-        if self._count == DROP_ROWS:
+        if self._released is not None and self._changes:
+            self._released(self._changes)
+        if not self._is_done:
             self._database.put(self)
         elif self._after is not None:
             self._after()
@@ -230,6 +267,9 @@ class Database:
         self._sleep = sleep
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
+        # Held while a connection is made: two that ask at once must get the same one.
+        self._opening = asyncio.Lock()
+        self._is_closed = False
         self._log: deque[Operation] = deque()
         # The task that commits; it ends when there is nothing to commit.
         self._task: asyncio.Task[None] | None = None
@@ -248,20 +288,32 @@ class Database:
 
     async def open(self) -> None:
         """Open or make the file. Raises sqlite3.Error."""
-        if self._writer is not None:
-            return
-        writer = await aiosqlite.connect(self.path, isolation_level=None)
-        try:
-            await run_in_thread(writer, _prepare, self._synchronous, self._schema)
-        except BaseException:
-            await writer.close()
-            raise
-        self._writer = writer
+        self._is_closed = False
+        await self._open_writer()
+
+    async def _open_writer(self) -> aiosqlite.Connection:
+        async with self._opening:
+            if self._writer is None:
+                self._writer = await _connect(
+                    self.path, _prepare, self._synchronous, self._schema
+                )
+            return self._writer
+
+    async def _open_reader(self) -> aiosqlite.Connection:
+        await self._open_writer()  # which makes the tables
+        async with self._opening:
+            if self._reader is None:
+                self._reader = await _connect(self.path, _prepare_reader)
+            return self._reader
 
     # --- writing ---------------------------------------------------------------------------------
 
     def put(self, operation: Operation) -> None:
         """Write it with the next commits; in the order in which things were put."""
+        if self._is_closed:
+            # Opening the file again would leave it open, with a thread that ends with nobody.
+            log.warning("%s: closed, %s comes too late", self.path, type(operation).__name__)
+            return
         self._log.append(operation)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(
@@ -295,7 +347,11 @@ class Database:
                 if not batch.is_empty:
                     await self._commit(batch)
                 for call in batch.after:
-                    call()
+                    try:
+                        call()
+                    except Exception:
+                        # One that fails must not keep others from hearing of their commit.
+                        log.exception("%s: after a commit", self.path)
         finally:
             self._task = None
 
@@ -309,11 +365,9 @@ class Database:
         begun = time.perf_counter()
         while True:
             try:
-                await self.open()
-                assert self._writer is not None
-                cpu = await run_in_thread(self._writer, _commit, batch)
+                cpu = await run_in_thread(await self._open_writer(), _commit, batch)
                 break
-            except sqlite3.Error as error:
+            except Exception as error:
                 self._trouble(error)
                 await self._sleep(RETRY_S)
         if self._in_trouble:
@@ -332,19 +386,19 @@ class Database:
     async def _checkpoint(self) -> None:
         assert self._writer is not None
         try:
-            frames, cpu = await run_in_thread(self._writer, _checkpoint)
+            wal_bytes, cpu = await run_in_thread(self._writer, _checkpoint)
         except sqlite3.Error as error:
             log.warning("%s: checkpoint failed, it is tried again later: %s", self.path, error)
             return
         self.numbers["checkpoints"] += 1
-        self.numbers["wal_bytes"] = frames * PAGE_SIZE
+        self.numbers["wal_bytes"] = max(self.numbers["wal_bytes"], wal_bytes)
         self._note_step(cpu)
 
     def _note_step(self, cpu_s: float) -> None:
         numbers = self.numbers
         numbers["longest_step_cpu_s"] = max(numbers["longest_step_cpu_s"], cpu_s)
 
-    def _trouble(self, error: sqlite3.Error | None) -> None:
+    def _trouble(self, error: Exception | None) -> None:
         if error is not None:
             self.numbers["failures"] += 1
             if not self._in_trouble:
@@ -360,21 +414,21 @@ class Database:
 
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:
         """Run ``query(connection, ...)`` in the reader's thread; it sees what is committed."""
-        if self._reader is None:
-            await self.open()
-            reader = await aiosqlite.connect(self.path, isolation_level=None)
-            await run_in_thread(reader, _prepare_reader)
-            if self._reader is None:
-                self._reader = reader
-            else:  # somebody else was as quick
-                await reader.close()
-        return await run_in_thread(self._reader, query, *arguments)
+        return await run_in_thread(self._reader or await self._open_reader(), query, *arguments)
+
+    async def read_patiently(self, query: Callable[..., T], *arguments: Any) -> T:
+        """As ``read``, but an I/O error is told and tried again: the caller cannot do better."""
+        while True:
+            try:
+                return await self.read(query, *arguments)
+            except sqlite3.Error as error:
+                log.error("%s: reading fails, it is tried again: %s", self.path, error)
+                self.numbers["failures"] += 1
+                await self._sleep(RETRY_S)
 
     async def call_writer(self, function: Callable[..., T], *arguments: Any) -> T:
         """For start-up and upkeep: ``function(connection, ...)`` in the writer's thread."""
-        await self.open()
-        assert self._writer is not None
-        return await run_in_thread(self._writer, function, *arguments)
+        return await run_in_thread(await self._open_writer(), function, *arguments)
 
     async def close(self, at_last: Callable[[sqlite3.Connection], object] | None = None) -> None:
         """Commit what is left, run ``at_last`` in the writer's thread, then close."""
@@ -393,10 +447,23 @@ class Database:
         await self._close_connections()
 
     async def _close_connections(self) -> None:
+        self._is_closed = True
         for connection in (self._reader, self._writer):
             if connection is not None:
                 await connection.close()
         self._reader = self._writer = None
+
+
+async def _connect(
+    path: Path, prepare: Callable[..., None], *arguments: Any
+) -> aiosqlite.Connection:
+    connection = await aiosqlite.connect(path, isolation_level=None)
+    try:
+        await run_in_thread(connection, prepare, *arguments)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
 
 
 async def run_in_thread(
@@ -420,8 +487,10 @@ def _prepare(connection: sqlite3.Connection, synchronous: str, schema: str) -> N
     connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA synchronous={synchronous}")
-    # Checkpoints come between commits, not within them.
-    connection.execute("PRAGMA wal_autocheckpoint=0")
+    # Checkpoints come between commits, not within them; but how much a commit writes is only
+    # guessed, so SQLite itself sees to it that the WAL does not get out of hand.
+    connection.execute(f"PRAGMA wal_autocheckpoint={WAL_LIMIT_BYTES // PAGE_SIZE}")
+    connection.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
     connection.execute("PRAGMA busy_timeout=2000")
     connection.execute("PRAGMA cache_size=-8192")
     connection.execute("PRAGMA temp_store=MEMORY")
@@ -441,21 +510,22 @@ def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
     try:
-        for sql, parameters in batch.statements:
-            execute(sql, parameters)
         if batch.bodies:
             rows = [(body_id, refs, body) for body_id, (refs, body) in batch.bodies.items()]
-            _insert(connection, "INSERT INTO body", rows, _ONE_MORE_REFERENCE)
+            _insert(connection, "INSERT INTO body", 3, _flat(rows), _ONE_MORE_REFERENCE)
         if batch.messages:
-            _insert(connection, "INSERT INTO message", batch.messages)
+            _insert(connection, "INSERT INTO message", _MESSAGE_COLUMNS, batch.messages)
         if batch.deletes:
             _delete(connection, "message", batch.deletes)
         if batch.body_refs:
             _change_references(connection, batch.body_refs)
         if batch.counters:
-            _insert(connection, "INSERT OR REPLACE INTO counter", list(batch.counters.values()))
+            rows_of_counters = _flat(batch.counters.values())
+            _insert(connection, "INSERT OR REPLACE INTO counter", 5, rows_of_counters)
         for drop in batch.drops:
             drop.run(connection)
+        for sql, parameters in batch.statements:
+            execute(sql, parameters)
         execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -467,20 +537,28 @@ def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
 _ONE_MORE_REFERENCE = " ON CONFLICT (id) DO UPDATE SET refs = refs + excluded.refs"
 
 
+def _flat(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    return [value for row in rows for value in row]
+
+
 def _insert(
-    connection: sqlite3.Connection, into: str, rows: list[tuple[Any, ...]], conflict: str = ""
+    connection: sqlite3.Connection, into: str, columns: int, flat: list[Any], conflict: str = ""
 ) -> None:
     """Many rows a statement: each step costs a fight for the GIL."""
-    places = "(" + ",".join("?" * len(rows[0])) + ")"
-    at = 0
-    for size in _ROWS_PER_STATEMENT:
-        sql = f"{into} VALUES {','.join([places] * size)}{conflict}"
-        while len(rows) - at >= size:
-            flat: list[Any] = []
-            for row in rows[at : at + size]:
-                flat += row
-            connection.execute(sql, flat)
-            at += size
+    at, end = 0, len(flat)
+    for rows in _ROWS_PER_STATEMENT:
+        size = rows * columns
+        if end - at >= size:
+            sql = _insert_sql(into, columns, rows, conflict)
+            while end - at >= size:
+                connection.execute(sql, flat[at : at + size])
+                at += size
+
+
+@cache
+def _insert_sql(into: str, columns: int, rows: int, conflict: str) -> str:
+    places = "(" + ",".join("?" * columns) + ")"
+    return f"{into} VALUES {','.join([places] * rows)}{conflict}"
 
 
 def _delete(connection: sqlite3.Connection, table: str, rowids: list[int]) -> None:
@@ -521,9 +599,11 @@ def _change_references(connection: sqlite3.Connection, changes: dict[int, int]) 
 
 
 def _checkpoint(connection: sqlite3.Connection) -> tuple[int, float]:
-    """Copy pages from the WAL to the database; returns how long the WAL still is, in pages."""
+    """Copy pages from the WAL to the database; returns how long the WAL is, in bytes."""
     begun = time.thread_time()
-    _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    if (frames - copied) * PAGE_SIZE > WAL_LIMIT_BYTES:
-        _, frames, copied = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-    return frames - copied, time.thread_time() - begun
+    _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    # The next commit starts the WAL anew if all was copied and nobody reads from it. One that
+    # long was kept from that again and again: wait until the readers are out of the way.
+    if frames * PAGE_SIZE >= WAL_LIMIT_BYTES:
+        connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+    return frames * PAGE_SIZE, time.thread_time() - begun

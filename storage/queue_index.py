@@ -13,7 +13,7 @@ commit the queue takes part in, so that a start need not look at the messages.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from leveret.protocol.twin import Message
@@ -53,21 +53,26 @@ class Counters:
 class _Write:
     """A run on its way to the table; rows that were taken back meanwhile are left out."""
 
-    __slots__ = ("_committed", "_index", "_seq_ids")
+    __slots__ = ("_committed", "_expires_at_ms", "_index", "seq_ids")
 
     def __init__(
-        self, index: QueueIndex, seq_ids: Sequence[int], committed: Callable[[], None] | None
+        self,
+        index: QueueIndex,
+        seq_ids: Sequence[int],
+        expires_at_ms: int | None,
+        committed: Callable[[], None] | None,
     ) -> None:
         self._index = index
-        self._seq_ids = seq_ids
+        self.seq_ids = seq_ids
+        self._expires_at_ms = expires_at_ms
         self._committed = committed
 
     def gather(self, batch: Batch) -> None:
-        self._index._gather_rows(self._seq_ids, batch)
+        self._index._gather_rows(self.seq_ids, self._expires_at_ms, batch)
         batch.after.append(self._on_disk)
 
     def _on_disk(self) -> None:
-        self._index.granted(len(self._seq_ids))
+        self._index._settled(self, len(self.seq_ids))
         if self._committed is not None:
             self._committed()
 
@@ -81,6 +86,20 @@ class _Remove:
 
     def gather(self, batch: Batch) -> None:
         self._index._gather_removed(self._removed, batch)
+        batch.after.append(self._on_disk)
+
+    def _on_disk(self) -> None:
+        self._index._settled(self, 0)
+
+
+class _Count:
+    __slots__ = ("_index",)
+
+    def __init__(self, index: QueueIndex) -> None:
+        self._index = index
+
+    def gather(self, batch: Batch) -> None:
+        self._index._gather_counters(batch)
 
 
 class QueueIndex:
@@ -94,8 +113,14 @@ class QueueIndex:
         self.counters = counters
         # Told how many rows that were handed over are done with: credit for more.
         self.granted: Callable[[int], None] = lambda rows: None
-        # Handed over and not yet part of a commit: position -> message, expiry.
-        self._unwritten: dict[int, tuple[Message, int | None]] = {}
+        # Handed over and not yet part of a commit.
+        self._unwritten: dict[int, Message] = {}
+        # Operations that are not on disk yet, with the first and last position they touch: a
+        # read waits for those that touch what it is after, and for no others.
+        self._under_way: dict[object, tuple[int, int]] = {}
+        # Messages and bytes whose removal is not part of a commit yet.
+        self._unremoved = 0
+        self._unremoved_bytes = 0
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -106,34 +131,66 @@ class QueueIndex:
         expires_at_ms: int | None,
         committed: Callable[[], None] | None,
     ) -> None:
-        """Write a run; ``committed`` is called when what was not taken back of it is on disk."""
-        unwritten, store = self._unwritten, self._store
-        for seq_id, message in zip(seq_ids, messages, strict=True):
-            unwritten[seq_id] = (message, expires_at_ms)
-            if store.is_separate(message):
-                store.reserve(message)
-        self._database.put(_Write(self, seq_ids, committed))
+        """Write a run, positions ascending.
+
+        ``committed`` is called when what was not taken back of it is on disk.
+        """
+        self._unwritten.update(zip(seq_ids, messages, strict=True))
+        if seq_ids[-1] >= self.counters.next_seq:
+            self.counters.next_seq = seq_ids[-1] + 1
+        write = _Write(self, seq_ids, expires_at_ms, committed)
+        self._under_way[write] = (seq_ids[0], seq_ids[-1])
+        self._database.put(write)
+
+    def is_separate(self, message: Message) -> bool:
+        return self._store.is_separate(message)
+
+    def reserve(self, message: Message) -> int:
+        """The id under which a large body will be written."""
+        self._store.reserve(message)
+        return message.body_id
 
     def remove(self, removed: Iterable[tuple[int, int, int]]) -> None:
         """Remove messages given as (position, size, id of a separate body or 0)."""
         pop = self._unwritten.pop
         written = [row for row in removed if pop(row[0], None) is None]
-        if written:
-            self._database.put(_Remove(self, written))
+        if not written:
+            return
+        self._unremoved += len(written)
+        self._unremoved_bytes += sum([row[1] for row in written])
+        remove = _Remove(self, written)
+        self._under_way[remove] = (min(written)[0], max(written)[0])
+        self._database.put(remove)
 
-    def remove_range(self, first: int, last: int) -> None:
-        """Remove whatever is there from ``first`` to ``last``."""
+    def remove_range(self, first: int, last: int, keep: Collection[int] = ()) -> None:
+        """Remove whatever is there from ``first`` to ``last``, but not ``keep``."""
         for seq_id in [seq_id for seq_id in self._unwritten if first <= seq_id <= last]:
-            del self._unwritten[seq_id]
-        self._database.put(
-            RangeDrop(
-                self._database, self._base + first, self._base + last, removed=self._range_removed
-            )
+            if seq_id not in keep:
+                del self._unwritten[seq_id]
+        drop = RangeDrop(
+            self._database,
+            self._base + first,
+            self._base + last,
+            keep={self._base + seq_id for seq_id in keep},
+            removed=self._range_removed,
+            released=self._store.released,
+            after=lambda: self._settled(drop, 0),
         )
+        self._under_way[drop] = (first, last)
+        self._database.put(drop)
+
+    def forget_unwritten(self) -> None:
+        """The queue is gone: what no commit has taken yet need not be written."""
+        self._unwritten.clear()
 
     def _range_removed(self, messages: int, size: int) -> None:
         self.counters.messages -= messages
         self.counters.bytes -= size
+
+    def _settled(self, operation: object, rows: int) -> None:
+        del self._under_way[operation]
+        if rows:
+            self.granted(rows)
 
     def delivered(self, seq_id: int) -> None:
         """Remember how far deliveries went; written with the next commit of this queue."""
@@ -143,54 +200,71 @@ class QueueIndex:
     def save_counters(self) -> None:
         self._database.put(_Count(self))
 
-    def _gather_rows(self, seq_ids: Sequence[int], batch: Batch) -> None:
-        pop = self._unwritten.pop
-        rows = batch.messages
-        base, store = self._base, self._store
+    def totals(self) -> Counters:
+        """What the counters will be when all that was put is on disk."""
         counters = self.counters
+        return Counters(
+            counters.next_seq,
+            counters.messages + len(self._unwritten) - self._unremoved,
+            counters.bytes
+            + sum([len(message.body) for message in self._unwritten.values()])
+            - self._unremoved_bytes,
+            counters.delivered,
+        )
+
+    def _gather_rows(
+        self, seq_ids: Sequence[int], expires_at_ms: int | None, batch: Batch
+    ) -> None:
+        pop = self._unwritten.pop
+        parameters = batch.messages
+        base, store = self._base, self._store
+        embed_below = store.embed_below
+        count = size = written = 0
         for seq_id in seq_ids:
-            found = pop(seq_id, None)
-            if found is None:
+            message = pop(seq_id, None)
+            if message is None:
                 continue
-            message, expires_at_ms = found
-            body = message.body
-            size = len(body)
+            body: bytes | None = message.body
             header = message.header
+            length = len(message.body)
+            count += 1
+            size += length
+            written += len(header)
             body_id = None
-            embedded: bytes | None = body
-            if store.is_separate(message):
+            if length + len(header) >= embed_below:
+                store.reserve(message)
                 store.add_reference(message, batch)
-                body_id, embedded = message.body_id, None
+                body_id, body = message.body_id, None
             else:
-                batch.bytes += size
-            rows.append(
-                (
-                    base + seq_id,
-                    size,
-                    message.needs | _PERSISTENT if message.persistent else message.needs,
-                    expires_at_ms,
-                    message.envelope,
-                    _short_strings(message.extra_keys) if message.extra_keys else None,
-                    header,
-                    body_id,
-                    embedded,
-                )
+                written += length
+            parameters += (
+                base + seq_id,
+                length,
+                message.needs | _PERSISTENT if message.persistent else message.needs,
+                expires_at_ms,
+                message.envelope,
+                _short_strings(message.extra_keys) if message.extra_keys else None,
+                header,
+                body_id,
+                body,
             )
-            batch.rows += 1
-            batch.bytes += len(header) + ROW_OVERHEAD
-            counters.messages += 1
-            counters.bytes += size
-            if seq_id >= counters.next_seq:
-                counters.next_seq = seq_id + 1
+        if not count:
+            return
+        batch.rows += count
+        batch.bytes += written + count * ROW_OVERHEAD
+        self.counters.messages += count
+        self.counters.bytes += size
         self._gather_counters(batch)
 
     def _gather_removed(self, removed: list[tuple[int, int, int]], batch: Batch) -> None:
-        counters = self.counters
         base = self._base
-        for seq_id, size, body_id in removed:
-            batch.deletes.append(base + seq_id)
-            counters.messages -= 1
-            counters.bytes -= size
+        batch.deletes += [base + row[0] for row in removed]
+        size = sum([row[1] for row in removed])
+        self.counters.messages -= len(removed)
+        self.counters.bytes -= size
+        self._unremoved -= len(removed)
+        self._unremoved_bytes -= size
+        for _, _, body_id in removed:
             if body_id:
                 self._store.drop_reference(body_id, batch)
         batch.rows += len(removed)
@@ -210,8 +284,8 @@ class QueueIndex:
 
     async def read_positions(self, first: int, end: int, limit: int) -> list[Position]:
         """Up to ``limit`` positions from ``first``, before ``end``; all that was put is seen."""
-        await self._database.wait_committed()
-        rows = await self._database.read(
+        await self._wait_on_disk(first, end - 1)
+        rows = await self._database.read_patiently(
             _select_positions, self._base + first, self._base + end, limit
         )
         return [
@@ -223,20 +297,16 @@ class QueueIndex:
         self, first: int, last: int, limit: int, max_bytes: int
     ) -> list[tuple[int, Message]]:
         """Messages from ``first`` to ``last``, within both limits but at least one."""
-        await self._database.wait_committed()
-        return await self._database.read(
+        await self._wait_on_disk(first, last)
+        return await self._database.read_patiently(
             _select_messages, self._base + first, self._base + last, limit, max_bytes
         )
 
-
-class _Count:
-    __slots__ = ("_index",)
-
-    def __init__(self, index: QueueIndex) -> None:
-        self._index = index
-
-    def gather(self, batch: Batch) -> None:
-        self._index._gather_counters(batch)
+    async def _wait_on_disk(self, first: int, last: int) -> None:
+        """Return when all that was put and touches this range is on disk."""
+        # A large range is dropped in several commits: look again after each.
+        while any(low <= last and first <= high for low, high in self._under_way.values()):
+            await self._database.wait_committed()
 
 
 # --- in the reader's thread ------------------------------------------------------------------

@@ -17,19 +17,27 @@ gamma.
 
 Reading is asked for ahead of need, in chunks bounded by number and bytes, and never waited for:
 ``fetch`` answers LOADING, and ``wake`` is called when the read is done. Positions are read a
-segment at a time, messages a chunk at a time. While a read is under way its part of the queue
-stands still; publishes, acks, requeues and purges go on, and a purge makes the read void.
+segment at a time, messages a chunk at a time. While positions are read the front of the delta
+stands still (its rear may grow); publishes, acks, requeues and purges go on, and a purge makes
+the read void.
 
-Invariants (``check_invariants``): q1 or q2 or delta not empty => q3 not empty, or being read;
-q2 not empty => delta not empty; positions ascend from front to rear; counts are exact.
+Messages leave in the order of their positions, so whatever is ready and not beyond the furthest
+position that ever left has left before: that one number says which are redelivered.
+
+Invariants (``check_invariants``): q1 not empty => q3 or delta not empty; q2 not empty => delta
+not empty; positions ascend from front to rear; counts are exact.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 from leveret.protocol.message import Message
 from leveret.storage.backing_queue import (
@@ -54,6 +62,12 @@ READ_BYTES = 1 << 20
 PAGING_STEP = 2_000
 
 
+# Makes an Entry of a plain tuple without entering Python: the constructor costs twice as much.
+_make_entry: Callable[[tuple[int, Message, bool, int | None]], Entry] = partial(
+    tuple.__new__, Entry
+)
+
+
 class MsgStatus:
     """One message at its place: the seeds' ``#msg_status``."""
 
@@ -63,21 +77,20 @@ class MsgStatus:
         "is_on_disk",
         "is_persistent",
         "message",
-        "redelivered",
         "seq_id",
         "size",
     )
 
+    # Positional, since one is made for each message.
     def __init__(
         self,
         seq_id: int,
         message: Message | None,
         size: int,
         expires_at_ms: int | None,
-        *,
         is_persistent: bool,
         is_on_disk: bool,
-        redelivered: bool,
+        body_id: int = 0,
     ) -> None:
         self.seq_id = seq_id
         # None: a beta, to be read from disk.
@@ -88,8 +101,12 @@ class MsgStatus:
         self.is_persistent = is_persistent
         # Its row was handed to an index (of the persistent or the transient file).
         self.is_on_disk = is_on_disk
-        self.redelivered = redelivered
-        self.body_id = 0
+        # What that row names as body; 0 if the body is in the row. The message's own number may
+        # have been given since, by a queue it was routed to later.
+        self.body_id = body_id
+
+    def __repr__(self) -> str:
+        return f"<{self.seq_id}{'' if self.message is not None else ' on disk'}>"
 
 
 class Delta:
@@ -163,8 +180,8 @@ class VariableQueue:
         # Ready messages that are in memory, and their bytes.
         self.ram_count = 0
         self._ram_bytes = 0
-        # Positions below this one were, or may have been, delivered before the last start.
-        self._redelivered_below = 0
+        # The furthest position that ever left: up to it, all that is ready is redelivered.
+        self._delivered = -1
         self._confirmed: list[Confirm] = []
         self.memory = MemoryUse(now)
         # The one read under way: a task, and whether what it brings is still wanted.
@@ -172,12 +189,13 @@ class VariableQueue:
         self._read_is_void = False
         # fetch was refused and must be told when the read is done.
         self._owes_wake = False
-        # Positions acked while the delta they belong to is being read.
+        # Positions of the delta are being read.
+        self._is_reading_positions = False
+        # Meanwhile: what was acked, and what was requeued and belongs into the delta.
         self._settled_meanwhile: set[int] = set()
-        # Requeued while it is being read, and belonging there: put back when that is done.
         self._requeue_later: list[MsgStatus] = []
-        # Positions in the delta that were delivered before.
-        self._redelivered: set[int] = set()
+        # Bytes of the messages in q3 that are in memory: how far was read ahead.
+        self._ahead_bytes = 0
         # Paging is not done: go on when woken.
         self._has_to_page = False
         self._is_terminated = False
@@ -188,14 +206,17 @@ class VariableQueue:
 
     def _recover(self, index: QueueIndex, *, is_clean: bool) -> None:
         """All that survived is in the delta; nothing is read until somebody wants it."""
-        counters = index.counters
-        self._next_seq = counters.next_seq
-        self._redelivered_below = counters.delivered + 1 if is_clean else counters.next_seq
-        if counters.messages > 0:
+        totals = index.totals()
+        self._next_seq = totals.next_seq
+        last = totals.next_seq - 1
+        # After an unclean stop nobody knows what was delivered: any may have been.
+        self._delivered = min(totals.delivered, last) if is_clean else last
+        index.counters.delivered = self._delivered
+        if totals.messages > 0:
             delta = self.delta
-            delta.start, delta.end = 0, counters.next_seq
-            delta.count, delta.bytes = counters.messages, counters.bytes
-            self._len, self._ready_bytes = counters.messages, counters.bytes
+            delta.start, delta.end = 0, totals.next_seq
+            delta.count, delta.bytes = totals.messages, totals.bytes
+            self._len, self._ready_bytes = totals.messages, totals.bytes
 
     # --- publishing ------------------------------------------------------------------------------
 
@@ -203,28 +224,25 @@ class VariableQueue:
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
     ) -> None:
         statuses = self._take_in(messages, confirm, expires_at_ms)
+        size = sum([status.size for status in statuses])
+        self._len += len(statuses)
+        self._ready_bytes += size
         if self.is_lazy:
-            self._publish_lazily(statuses)
+            self._to_delta(statuses)
         else:
             rear = self.q1 if self.q3 or self.delta.count else self.q4
             rear.extend(statuses)
             self.ram_count += len(statuses)
-            self._ram_bytes += sum([status.size for status in statuses])
-        self._len += len(statuses)
-        self._ready_bytes += sum([status.size for status in statuses])
+            self._ram_bytes += size
         self._maybe_page(len(statuses))
 
     def publish_delivered(
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
     ) -> int:
         statuses = self._take_in(messages, confirm, expires_at_ms)
-        pending = self.ram_pending
-        for status in statuses:
-            pending[status.seq_id] = status
-        self._pending_bytes += sum([status.size for status in statuses])
         self.memory.count_out(len(statuses))
-        self.memory.count_ack_in(len(statuses))
         self._note_delivered(statuses[-1].seq_id)
+        self._add_pending(statuses)
         self._maybe_page(len(statuses))
         return statuses[0].seq_id
 
@@ -242,47 +260,53 @@ class VariableQueue:
         """Statuses with new positions; persistent ones are handed to the index at once."""
         first = self._next_seq
         self._next_seq = first + len(messages)
-        durable = self._index is not None
+        self.memory.count_in(len(messages))
+        index = self._index
+        if index is None:
+            if confirm is not None:
+                self._confirmed.append(confirm)
+            return [
+                MsgStatus(seq_id, message, len(message.body), expires_at_ms, False, False)
+                for seq_id, message in enumerate(messages, first)
+            ]
         statuses = []
+        written = []
         for seq_id, message in enumerate(messages, first):
-            persistent = durable and message.persistent
-            statuses.append(
-                MsgStatus(
-                    seq_id,
-                    message,
-                    len(message.body),
-                    expires_at_ms,
-                    is_persistent=persistent,
-                    is_on_disk=persistent,
-                    redelivered=False,
-                )
+            persistent = message.persistent
+            status = MsgStatus(
+                seq_id, message, len(message.body), expires_at_ms, persistent, persistent
             )
-        self.memory.count_in(len(statuses))
-        written = [status for status in statuses if status.is_persistent]
-        if written and self._index is not None:
-            call = None if confirm is None else lambda: self._on_committed(confirm)
-            self._index.write(
-                [status.seq_id for status in written],
-                [message for message in messages if message.persistent],
-                expires_at_ms,
-                call,
-            )
-            self._spend(len(written))
+            statuses.append(status)
+            if persistent:
+                written.append(status)
+        # Positions of transient messages count too, or they would be given anew after a crash.
+        index.counters.next_seq = self._next_seq
+        if written:
+            call = None if confirm is None else partial(self._on_committed, confirm)
+            self._write(index, written, call)
         elif confirm is not None:
             self._confirmed.append(confirm)
         return statuses
 
-    def _on_committed(self, confirm: Confirm) -> None:
-        if not self._is_terminated:
-            self._confirmed.append(confirm)
-            self._wake()
+    def _write(
+        self, index: QueueIndex, statuses: list[MsgStatus], committed: Callable[[], None] | None
+    ) -> None:
+        """Hand a run, positions ascending, with one expiry, to an index."""
+        messages = [status.message for status in statuses if status.message is not None]
+        index.write([status.seq_id for status in statuses], messages, statuses[0].expires_at_ms, committed)
+        for status, message in zip(statuses, messages, strict=True):
+            if index.is_separate(message):
+                status.body_id = index.reserve(message)
+        self._spend(len(statuses))
 
-    def _publish_lazily(self, statuses: list[MsgStatus]) -> None:
-        """Everything goes to disk; q3 is filled when somebody fetches."""
-        self._write_transients(statuses)
-        for status in statuses:
-            self._drop_message(status)
-            self.delta.add(status)
+    def _on_committed(self, confirm: Confirm) -> None:
+        if self._is_terminated:
+            return
+        # The queue takes all there are: it needs to be told of the first only.
+        has_been_told = bool(self._confirmed)
+        self._confirmed.append(confirm)
+        if not has_been_told:
+            self._wake()
 
     # --- fetching --------------------------------------------------------------------------------
 
@@ -294,37 +318,45 @@ class VariableQueue:
         taken = self._take_ready(limit, max_bytes)
         if not taken:
             return self._must_read()
-        self._account_out(taken, ack_required=ack_required)
-        return [_entry(status) for status in taken]
+        return self._hand_out(taken, ack_required=ack_required)
 
     def fetch_while(
         self, predicate: Predicate, limit: int, *, max_bytes: int | None = None
     ) -> list[Entry] | Loading:
-        taken = self._take_ready(limit, max_bytes, predicate)
+        taken = self._take_while(predicate, limit, max_bytes)
         if not taken and self._len and self._head() is None:
             return self._must_read()
-        self._account_out(taken, ack_required=True)
-        return [_entry(status) for status in taken]
+        return self._hand_out(taken, ack_required=True)
 
     def drop_while(self, predicate: Predicate) -> int | Loading:
-        taken = self._take_ready(self._len, None, predicate)
+        taken = self._take_while(predicate, self._len, None)
         if not taken and self._len and self._head() is None:
             return self._must_read()
-        self._account_out(taken, ack_required=False)
+        self._hand_out(taken, ack_required=False)
         return len(taken)
 
     def drop(self, count: int) -> int | Loading:
-        taken = self._take_ready(min(count, self._len), None)
+        # What is to go need not be read.
+        taken = self._take_ready(min(count, self._len), None, on_disk_too=True)
         if not taken and self._len:
             return self._must_read()
-        self._account_out(taken, ack_required=False)
+        if taken:
+            self._leave(taken)
+            self._remove(taken)
         return len(taken)
 
     def peek(self) -> Entry | Nothing:
         if not self._len:
             return EMPTY
         head = self._head()
-        return self._must_read() if head is None else _entry(head)
+        return self._must_read() if head is None else self._entry(head)
+
+    def _entry(self, status: MsgStatus) -> Entry:
+        """As ``fetch`` would give it, before it is taken."""
+        assert status.message is not None
+        return Entry(
+            status.seq_id, status.message, status.seq_id <= self._delivered, status.expires_at_ms
+        )
 
     def _head(self) -> MsgStatus | None:
         """The message at the front, if it is in memory."""
@@ -335,9 +367,41 @@ class VariableQueue:
         return None
 
     def _take_ready(
-        self, limit: int, max_bytes: int | None, predicate: Predicate | None = None
+        self, limit: int, max_bytes: int | None, *, on_disk_too: bool = False
     ) -> list[MsgStatus]:
         """queue_out, for a run: from q4, then q3, as far as messages are in memory."""
+        taken: list[MsgStatus] = []
+        room = INFINITY if max_bytes is None else max_bytes
+        q4 = self.q4
+        if len(q4) <= limit and self._ram_bytes <= room:
+            taken.extend(q4)
+            q4.clear()
+            room -= sum([status.size for status in taken])
+        while q4 and len(taken) < limit and (q4[0].size <= room or not taken):
+            status = q4.popleft()
+            room -= status.size
+            taken.append(status)
+        if q4:
+            return self._took(taken)
+        q3 = self.q3
+        while q3 and len(taken) < limit and (on_disk_too or q3[0].message is not None):
+            if q3[0].size > room and taken:
+                break
+            status = q3.popleft()
+            room -= status.size
+            if status.message is not None:
+                self._ahead_bytes -= status.size
+            taken.append(status)
+        self._took(taken)
+        if not q3 and not self.delta.count:
+            # Nothing is left on disk: the rest was published since, and is in q1. It is for the
+            # next call: this one has given something, or there was nothing.
+            self._q1_to_q4()
+        return taken
+
+    def _take_while(
+        self, predicate: Predicate, limit: int, max_bytes: int | None
+    ) -> list[MsgStatus]:
         taken: list[MsgStatus] = []
         size = 0
         while len(taken) < limit:
@@ -347,42 +411,65 @@ class VariableQueue:
             size += head.size
             if taken and max_bytes is not None and size > max_bytes:
                 break
-            if predicate is not None and not predicate(_entry(head)):
+            if not predicate(self._entry(head)):
                 break
-            if self.q4:
-                self.q4.popleft()
-            else:
-                self.q3.popleft()
-                if not self.q3 and not self.delta.count:
-                    # Nothing is left on disk: the rest was published since, and is in q1.
-                    self.q4, self.q1 = self.q1, self.q4
-            taken.append(head)
-        if taken:
-            self._len -= len(taken)
-            sizes = sum([status.size for status in taken])
-            self._ready_bytes -= sizes
-            self.ram_count -= len(taken)
-            self._ram_bytes -= sizes
-            if not self.q4:
-                self._read_ahead()
+            taken += self._take_ready(1, None)
         return taken
 
-    def _account_out(self, taken: list[MsgStatus], *, ack_required: bool) -> None:
+    def _took(self, taken: list[MsgStatus]) -> list[MsgStatus]:
+        size = sum([status.size for status in taken])
+        self._len -= len(taken)
+        self._ready_bytes -= size
+        in_memory = [status.size for status in taken if status.message is not None]
+        self.ram_count -= len(in_memory)
+        self._ram_bytes -= sum(in_memory)
+        return taken
+
+    def _q1_to_q4(self) -> None:
+        if self.q4:
+            self.q4.extend(self.q1)
+            self.q1.clear()
+        else:
+            self.q4, self.q1 = self.q1, self.q4
+
+    def _hand_out(self, taken: list[MsgStatus], *, ack_required: bool) -> list[Entry]:
         if not taken:
-            return
+            return []
+        delivered = self._delivered
+        entries = [
+            _make_entry(
+                (status.seq_id, status.message, status.seq_id <= delivered, status.expires_at_ms)
+            )
+            for status in taken
+            if status.message is not None
+        ]
+        self._leave(taken)
+        if ack_required:
+            self._add_pending(taken)
+        else:
+            self._remove(taken)
+        return entries
+
+    def _leave(self, taken: list[MsgStatus]) -> None:
         self.memory.count_out(len(taken))
         self._note_delivered(taken[-1].seq_id)
-        if not ack_required:
-            self._remove(taken)
-            return
-        self.memory.count_ack_in(len(taken))
-        for status in taken:
-            self.ram_pending[status.seq_id] = status
-            self._pending_bytes += status.size
+        if not self.q4:
+            self._read_ahead()
+
+    def _add_pending(self, statuses: list[MsgStatus]) -> None:
+        self.memory.count_ack_in(len(statuses))
+        pending = self.ram_pending
+        size = 0
+        for status in statuses:
+            pending[status.seq_id] = status
+            size += status.size
+        self._pending_bytes += size
 
     def _note_delivered(self, seq_id: int) -> None:
-        if self._index is not None:
-            self._index.delivered(seq_id)
+        if seq_id > self._delivered:
+            self._delivered = seq_id
+            if self._index is not None:
+                self._index.delivered(seq_id)
 
     # --- settling --------------------------------------------------------------------------------
 
@@ -393,13 +480,16 @@ class VariableQueue:
 
     def _take_pending(self, seq_ids: Iterable[int]) -> list[MsgStatus]:
         settled = []
+        pop = self.ram_pending.pop
+        size = 0
         for seq_id in seq_ids:
-            status = self.ram_pending.pop(seq_id, None) or self.disk_pending.pop(seq_id, None)
+            status = pop(seq_id, None) or self.disk_pending.pop(seq_id, None)
             if status is not None:
                 settled.append(status)
-                self._pending_bytes -= status.size
-        if self._read is not None:
-            self._settled_meanwhile.update(status.seq_id for status in settled)
+                size += status.size
+        self._pending_bytes -= size
+        if self._is_reading_positions:
+            self._settled_meanwhile.update([status.seq_id for status in settled])
         return settled
 
     def _remove(self, statuses: Iterable[MsgStatus]) -> None:
@@ -408,9 +498,7 @@ class VariableQueue:
         transient: list[tuple[int, int, int]] = []
         for status in statuses:
             if status.is_on_disk:
-                message = status.message
-                body_id = message.body_id if message is not None else status.body_id
-                row = (status.seq_id, status.size, body_id)
+                row = (status.seq_id, status.size, status.body_id)
                 (persistent if status.is_persistent else transient).append(row)
         if persistent and self._index is not None:
             self._index.remove(persistent)
@@ -421,10 +509,7 @@ class VariableQueue:
         settled = self._take_pending(seq_ids)
         if not settled:
             return
-        for status in settled:
-            status.redelivered = True
-            self._settled_meanwhile.discard(status.seq_id)
-        settled.sort(key=lambda status: status.seq_id)
+        settled.sort(key=attrgetter("seq_id"))
         self._len += len(settled)
         self._ready_bytes += sum([status.size for status in settled])
         self._put_back(settled)
@@ -433,45 +518,47 @@ class VariableQueue:
 
     def _put_back(self, statuses: list[MsgStatus]) -> None:
         """To their places: q4 before q3's first, q3 before the delta's first, else the delta."""
-        delta_limit = self.delta.start if self.delta.count else None
-        beta_limit = self.q3[0].seq_id if self.q3 else delta_limit
-        alphas: list[MsgStatus] = []
-        betas: list[MsgStatus] = []
-        deltas: list[MsgStatus] = []
-        for status in statuses:
-            seq_id = status.seq_id
-            if delta_limit is not None and seq_id >= delta_limit:
-                deltas.append(status)
-            elif beta_limit is not None and seq_id >= beta_limit:
-                betas.append(status)
+        if self.delta.count:
+            before_delta = _place_of(self.delta.start, statuses)
+            deltas = statuses[before_delta:]
+            statuses = statuses[:before_delta]
+            if self._is_reading_positions:
+                self._requeue_later += deltas
             else:
-                alphas.append(status)
-        # q4 has alphas only: from the first that is not in memory on, all belong into q3.
-        for place, status in enumerate(alphas):
-            if status.message is None:
-                last = status.seq_id
-                betas = alphas[place:] + betas
-                del alphas[place:]
-                moved = []
-                while self.q4 and self.q4[-1].seq_id > last:
-                    moved.append(self.q4.pop())
-                self.q3.extendleft(moved)
+                self._to_delta(deltas)
+        if self.is_lazy:
+            self._write_transients(statuses)
+            for status in statuses:
+                status.message = None
+        # q4 has alphas only, before q3's first: what is not in memory goes into q3, and with it
+        # all that comes after it.
+        end = _place_of(self.q3[0].seq_id, statuses) if self.q3 else len(statuses)
+        if not self.q3 and self.delta.count and not self.q4:
+            end = 0
+        for place in range(end):
+            if statuses[place].message is None:
+                end = place
                 break
-        in_memory = [status for status in alphas + betas if status.message is not None]
+        alphas, betas = statuses[:end], statuses[end:]
+        if betas and self.q4 and self.q4[-1].seq_id > betas[0].seq_id:
+            moved = []
+            while self.q4 and self.q4[-1].seq_id > betas[0].seq_id:
+                moved.append(self.q4.pop())
+            self.q3.extendleft(moved)
+            self._ahead_bytes += sum([status.size for status in moved])
+        in_memory = [status.size for status in statuses if status.message is not None]
         self.ram_count += len(in_memory)
-        self._ram_bytes += sum([status.size for status in in_memory])
+        self._ram_bytes += sum(in_memory)
+        self._ahead_bytes += sum([status.size for status in betas if status.message is not None])
         _merge_into(self.q4, alphas)
         _merge_into(self.q3, betas)
-        if self._read is not None:
-            self._requeue_later += deltas
-        else:
-            self._to_delta(deltas)
 
     def _to_delta(self, statuses: list[MsgStatus]) -> None:
+        """What is ready but in none of the queues yet goes to disk alone."""
         self._write_transients(statuses)
         for status in statuses:
-            self._drop_message(status)
-            self._add_to_delta(status)
+            status.message = None
+            self.delta.add(status)
 
     # --- purge and the end -----------------------------------------------------------------------
 
@@ -484,37 +571,50 @@ class VariableQueue:
             queue.clear()
         if self.delta.count:
             self._remove_delta()
-        self._void_read()
-        self._len = self._ready_bytes = self.ram_count = self._ram_bytes = 0
+        self._read_is_void = True
+        self._len = self._ready_bytes = self.ram_count = self._ram_bytes = self._ahead_bytes = 0
         return purged
 
     def _remove_delta(self) -> None:
         """Everything of the delta's range but what is pending there."""
-        held = sorted(
+        first, end = self.delta.start, self.delta.end
+        held = {
             seq_id
             for pending in (self.ram_pending, self.disk_pending)
             for seq_id in pending
-            if self.delta.start <= seq_id < self.delta.end
-        )
-        first = self.delta.start
-        for seq_id in [*held, self.delta.end]:
-            if first < seq_id:
-                for index in (self._index, self._transient):
-                    if index is not None:
-                        index.remove_range(first, seq_id - 1)
-            first = seq_id + 1
+            if first <= seq_id < end
+        }
+        for index in (self._index, self._transient):
+            if index is not None:
+                index.remove_range(first, end - 1, held)
         self.delta.clear()
-        self._redelivered.clear()
 
     def terminate(self) -> None:
-        self._is_terminated = True
-        self._void_read()
+        self._end()
         if self._index is not None:
+            self._index.counters.next_seq = self._next_seq
             self._index.save_counters()
 
     def delete_and_terminate(self) -> None:
+        self._end()
+        for index in (self._index, self._transient):
+            if index is not None:
+                index.forget_unwritten()
+        for queue in (self.q1, self.q2, self.q3, self.q4):
+            queue.clear()
+        self.delta.clear()
+        self._requeue_later = []
+        self.ram_pending = {}
+        self.disk_pending = {}
+        self._len = self._ready_bytes = self._pending_bytes = 0
+        self.ram_count = self._ram_bytes = self._ahead_bytes = 0
+
+    def _end(self) -> None:
         self._is_terminated = True
-        self._void_read()
+        self._read_is_void = True
+        if self._read is not None:
+            # Or it would ask a database that was closed meanwhile.
+            self._read.cancel()
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -528,30 +628,30 @@ class VariableQueue:
         """Ask for the next chunk while the last is being delivered."""
         if self._read is not None or not self._len or self._is_terminated:
             return
-        in_memory = 0
-        for status in self.q3:
-            if status.message is None or in_memory > READ_MESSAGES // 2:
-                break
-            in_memory += 1
-        if in_memory <= READ_MESSAGES // 2 and (in_memory < len(self.q3) or self.delta.count):
+        # All of q4 and q1 is in memory, nothing of q2: what remains was read, or requeued.
+        ahead = self.ram_count - len(self.q4) - len(self.q1)
+        if ahead > READ_MESSAGES // 2 or self._ahead_bytes > READ_BYTES // 2:
+            return
+        if ahead < len(self.q3) or self.delta.count:
             self._start_read()
 
     def _start_read(self) -> None:
-        self._read_is_void = False
-        self._settled_meanwhile = set()
         self._read = asyncio.get_running_loop().create_task(self._read_some())
 
     async def _read_some(self) -> None:
+        """Read a chunk; go on until there is something to fetch, if there is anything."""
         try:
-            if len(self.q3) < READ_MESSAGES and self.delta.count:
-                await self._deltas_to_betas()
-            if not self._read_is_void:
-                await self._read_messages()
+            while not self._is_terminated:
+                self._read_is_void = False
+                if len(self.q3) < READ_MESSAGES and self.delta.count:
+                    await self._deltas_to_betas()
+                if not self._read_is_void:
+                    await self._read_messages()
+                # A purge made this one void, or all that was read is pending: once more.
+                if not self._len or self._head() is not None:
+                    break
         finally:
             self._read = None
-            later, self._requeue_later = self._requeue_later, []
-            if later:
-                self._put_back(sorted(later, key=lambda status: status.seq_id))
             if self._owes_wake and not self._is_terminated:
                 self._owes_wake = False
                 self._wake()
@@ -560,60 +660,53 @@ class VariableQueue:
         """maybe_deltas_to_betas: the positions of one segment, to the rear of q3 [113]."""
         delta = self.delta
         first, end = delta.start, delta.end
-        found: list[Position] = []
-        indexes = [index for index in (self._index, self._transient) if index is not None]
-        for index in indexes:
-            found += await index.read_positions(first, end, self._segment_size)
-        if self._read_is_void or not delta.count:
-            return
+        found: list[MsgStatus] = []
+        self._is_reading_positions = True
+        self._settled_meanwhile = set()
+        try:
+            for index in (self._index, self._transient):
+                if index is not None:
+                    positions = await index.read_positions(first, end, self._segment_size)
+                    found += [_loaded(position, index is self._index) for position in positions]
+        finally:
+            self._is_reading_positions = False
+            later, self._requeue_later = self._requeue_later, []
         self.disk_reads += 1
-        found.sort()
+        if self._read_is_void:
+            # Purged; what was requeued since then belongs to the queue as it is now.
+            self._put_back(later)
+            return
+        found.sort(key=attrgetter("seq_id"))
         del found[self._segment_size :]
-        is_last = len(found) < self._segment_size
-        held = self._settled_meanwhile
-        skip = [held, self.ram_pending, self.disk_pending]
-        loaded = [
-            self._loaded(position)
-            for position in found
-            if not any(position.seq_id in seen for seen in skip)
-        ]
+        # Less than a segment: that was all up to ``end``, though more may have come behind it.
+        delta.start = found[-1].seq_id + 1 if len(found) == self._segment_size else end
+        not_ready = (
+            self.ram_pending.keys(),
+            self.disk_pending.keys(),
+            self._settled_meanwhile,
+            {status.seq_id for status in later},
+        )
+        loaded = [s for s in found if not any(s.seq_id in seq_ids for seq_ids in not_ready)]
         self.q3.extend(loaded)
-        if is_last:
-            self._correct_count(len(loaded))
+        delta.count -= len(loaded)
+        delta.bytes -= sum([status.size for status in loaded])
+        delta.transient -= sum([not status.is_persistent for status in loaded])
+        if delta.count <= 0 or delta.start >= delta.end:
+            self._correct_count()
             delta.clear()
-            self._redelivered.clear()
             self.q3.extend(self.q2)
             self.q2.clear()
-        else:
-            delta.start = found[-1].seq_id + 1
-            delta.count -= len(loaded)
-            delta.bytes -= sum([status.size for status in loaded])
-            delta.transient -= sum([not status.is_persistent for status in loaded])
+        self._put_back(sorted(later, key=attrgetter("seq_id")))
         if not self.q3 and not delta.count:
-            self.q4, self.q1 = self.q1, self.q4
+            self._q1_to_q4()
 
-    def _correct_count(self, loaded: int) -> None:
+    def _correct_count(self) -> None:
         """What the delta was thought to hold is not what was found: believe the disk."""
-        missing = self.delta.count - loaded
+        missing = self.delta.count
         if missing:
             log.error("%d messages that were counted are not on disk", missing)
             self._len -= missing
-
-    def _loaded(self, position: Position) -> MsgStatus:
-        seq_id = position.seq_id
-        redelivered = seq_id < self._redelivered_below or seq_id in self._redelivered
-        self._redelivered.discard(seq_id)
-        status = MsgStatus(
-            seq_id,
-            None,
-            position.size,
-            position.expires_at_ms,
-            is_persistent=position.is_persistent and self._index is not None,
-            is_on_disk=True,
-            redelivered=redelivered,
-        )
-        status.body_id = position.body_id or 0
-        return status
+            self._ready_bytes -= self.delta.bytes
 
     async def _read_messages(self) -> None:
         """Messages for the betas at the front of q3, a chunk of them."""
@@ -636,20 +729,19 @@ class VariableQueue:
             if self._read_is_void:
                 return
             for seq_id, message in found:
-                waiting = by_seq.get(seq_id)
-                if waiting is not None and waiting.message is None:
+                waiting = by_seq.pop(seq_id, None)
+                # It may have been dropped meanwhile, which needs no reading.
+                if waiting is not None and waiting in self._still_ready(waiting):
                     waiting.message = message
                     self.ram_count += 1
                     self._ram_bytes += waiting.size
-        if head.message is None:
+                    self._ahead_bytes += waiting.size
+        if head.message is None and self.q3 and self.q3[0] is head:
             # Never ask for ever for what is not there.
             log.error("a message that was counted is not on disk (position %d)", head.seq_id)
-            self.q3.remove(head)
+            self.q3.popleft()
             self._len -= 1
             self._ready_bytes -= head.size
-
-    def _void_read(self) -> None:
-        self._read_is_void = True
 
     # --- memory ----------------------------------------------------------------------------------
 

@@ -29,11 +29,11 @@ class AuthMechanism(Protocol):
 
 
 class Plain(AuthMechanism):
-    """``[authzid] NUL user NUL password``."""
+    """``NUL user NUL password``; acting for somebody else is not supported."""
 
     def handle_response(self, response: bytes, users: Users) -> Access | None:
         parts = response.split(b"\0")
-        if len(parts) != 3:
+        if len(parts) != 3 or parts[0]:
             raise MalformedResponse
         return users.authenticate(parts[1].decode("utf-8", "surrogateescape"), parts[2])
 

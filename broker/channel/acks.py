@@ -76,7 +76,12 @@ class UnackedLedger:
         if tag not in entries:
             raise unknown_tag(tag)
         low, self._lowest = self._lowest, tag + 1
-        return [(each, entries.pop(each)) for each in range(low, tag + 1) if each in entries]
+        if tag - low > 2 * len(entries):
+            # Most tags in between were settled one by one: look at those that are left.
+            below = sorted(each for each in entries if each <= tag)
+        else:
+            below = [each for each in range(low, tag + 1) if each in entries]
+        return [(each, entries.pop(each)) for each in below]
 
     def pop_each(self, tags: Iterable[int], settled: list[Entry]) -> None:
         """As pop for single tags, quickly; what was settled before an error is in ``settled``."""
@@ -164,7 +169,8 @@ class AckMethods:
         address = channel.mailbox
         for queue, numbers in by_queue.items():
             if requeue:
-                queue.put(Requeue(address, numbers))
+                # Before the limiter's Resume below: what comes back goes out first again.
+                queue.put_urgent(Requeue(address, numbers))
             elif method == ACK:
                 queue.put_urgent(Ack(address, numbers))
             else:

@@ -26,6 +26,7 @@ from leveret.broker.channel.confirms import Confirms, split_at
 from leveret.broker.channel.consume import ConsumeMethods, Replies
 from leveret.broker.channel.context import (
     ChannelClosing,
+    ChannelEnded,
     ConnectionContext,
     ConnectionFailed,
     Stop,
@@ -41,6 +42,7 @@ from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.arguments import locked
 from leveret.broker.queues.limiter import Limiter
+from leveret.broker.resource import Resource
 from leveret.protocol.codec import make, method_frame
 from leveret.protocol.errors import (
     ChannelException,
@@ -55,7 +57,6 @@ from leveret.protocol.twin import AckRun, PublishRun, encode_acks
 
 if TYPE_CHECKING:
     from leveret.broker.queues.record import Queue
-    from leveret.broker.resource import Resource
     from leveret.protocol.field_table import Table
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class Channel:
         self._answered: Answered | None = None
 
         self.acks = AckMethods(self)
-        self.consuming = ConsumeMethods(self)
         self.replies = Replies(self)
+        self.consuming = ConsumeMethods(self)
         self.publishing = PublishMethods(self)
         self.transactions = TransactionMethods(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -169,7 +170,6 @@ class Channel:
             if self.confirms.has_news:
                 self._flush_confirms()
             self.consuming.open_windows()
-            self.replies.grant()
 
     def _handle_method(self, item: object) -> None:
         if isinstance(item, Frame):
@@ -180,6 +180,8 @@ class Channel:
         if handler is None:
             raise command_invalid("unimplemented method")
         handler(item)
+        if isinstance(item, Frame):
+            self.flow.ack(self.connection.reader, 1)
 
     # --- asking queues ---------------------------------------------------------------------------
 
@@ -197,7 +199,13 @@ class Channel:
             answered(q.Gone())
             return
         self.touched.add(queue)
-        self._answered = answered
+
+        def forgetting(answer: object) -> None:
+            if isinstance(answer, q.Gone):
+                self.touched.discard(queue)
+            answered(answer)
+
+        self._answered = forgetting
         self.hold()
 
     def when_saved(self, then: Callable[[], None]) -> None:
@@ -243,6 +251,12 @@ class Channel:
 
     def queue(self, name: str | None) -> Queue:
         return self.connection.vhost.topology.queue(self.queue_name(name))
+
+    def queue_to_read(self, name: str | None) -> Queue:
+        """The same for who wants its messages; permission is looked at before existence."""
+        resource = Resource(self.connection.vhost.name, "queue", self.queue_name(name))
+        self.check_permission(resource, "read")
+        return self.connection.vhost.topology.queue(resource.name)
 
     def check_exclusive(self, queue: Queue) -> None:
         """Raises 405 if the queue is another connection's own."""
@@ -328,6 +342,8 @@ class Channel:
     def _on_close(self, close: commands.Channel.Close) -> None:
         self.is_open = False
         self._leave()
+        # The reader must know before the client can open the number again.
+        self.connection.reader.put_urgent(ChannelEnded(self.number))
         self.send(make(commands.Channel.CloseOk))
 
     def _on_stop(self, stop: Stop) -> None:
@@ -338,6 +354,8 @@ class Channel:
             return
         self.is_open = False
         class_id, method_id = error.method if error.method != (0, 0) else self.current_method
+        if self.confirms.has_news:
+            self._flush_confirms()
         log.info("%s: channel %s closed: %s", self.connection.name, self.number, error.reply_text)
         crosses = any(isinstance(item, commands.Channel.Close) for item in self.mailbox.ordinary)
         self._leave()
@@ -366,11 +384,8 @@ class Channel:
         """Give back what the channel held; done once, whatever ended it."""
         if self.mailbox.is_closed:
             return
-        for item in self.mailbox.close():
-            if isinstance(item, q.Delivery):
-                # A reply that came too late: its sender must not wait for our credit.
-                self.replies.on_delivery(item)
-        self.replies.close()
+        self.mailbox.close()
+        self.replies.cancel()
         down = q.ChannelDown(self.mailbox)
         for queue in self.touched:
             queue.put_urgent(down)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from leveret.broker.channel.acks import Source
+from leveret.broker.channel.context import ReplyPort
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.arguments import check_consumer_arguments
 from leveret.protocol.codec import content_frames, make
@@ -63,6 +64,7 @@ class ConsumeMethods:
             commands.Basic.Qos: self._on_qos,
             q.Deliver: self._on_deliver,
             q.ConsumerCancelled: self._on_cancelled,
+            q.Reply: self._channel.replies.on_reply,
         }
 
     def __len__(self) -> int:
@@ -128,10 +130,9 @@ class ConsumeMethods:
         if consume.queue == REPLY_TO:
             self._consume_replies(tag, no_ack=bool(consume.no_ack), nowait=nowait)
             return
-        queue = channel.queue(consume.queue)
-        channel.check_permission(queue.name, "read")
-        if tag in self._consumers or tag == channel.replies.tag:
+        if tag in self._consumers:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
+        queue = channel.queue_to_read(consume.queue)
         tag = tag or generated_name("amq.ctag-")
         priority = check_consumer_arguments(
             queue.name, channel.table(consume.arguments), queue.options.queue_type
@@ -180,16 +181,13 @@ class ConsumeMethods:
         if consumer is None:
             answered(q.Done())
         else:
-            channel.ask_mailbox(
-                consumer.queue, q.Cancel(channel.mailbox, tag), answered, urgent=True
-            )
+            channel.ask_mailbox(consumer.queue, q.Cancel(channel.mailbox, tag), answered)
 
     # --- get -------------------------------------------------------------------------------------
 
     def _on_get(self, get: commands.Basic.Get) -> None:
         channel = self._channel
-        queue = channel.queue(get.queue)
-        channel.check_permission(queue.name, "read")
+        queue = channel.queue_to_read(get.queue)
         channel.check_exclusive(queue)
         no_ack = bool(get.no_ack)
 
@@ -258,9 +256,6 @@ class Replies:
         # The reply consumer's tag and the name replies are sent to; None without a consumer.
         self.tag: str | None = None
         self.name: str | None = None
-        # Channels that have replied, and what they are owed while the socket is full.
-        self._senders: set[Mailbox] = set()
-        self._owed: dict[Mailbox, int] = {}
 
     def consume(self, tag: str, *, no_ack: bool) -> None:
         if self.tag is not None:
@@ -269,44 +264,28 @@ class Replies:
             raise precondition_failed("reply consumer cannot acknowledge")
         self.tag = tag
         self.name = generated_name(REPLY_TO + ".")
-        self._channel.connection.vhost.reply_consumers[self.name] = self._channel.mailbox
+        connection = self._channel.connection
+        connection.vhost.reply_consumers[self.name] = ReplyPort(
+            self._channel.mailbox, connection.writer
+        )
 
     def cancel(self) -> None:
         if self.name is not None:
             self._channel.connection.vhost.reply_consumers.pop(self.name, None)
         self.tag = self.name = None
 
-    def on_delivery(self, delivery: q.Delivery) -> None:
+    def on_reply(self, reply: q.Reply) -> None:
         """A reply, straight from the channel it was published on."""
         channel = self._channel
-        self._senders.add(delivery.sender)
-        self._owed[delivery.sender] = self._owed.get(delivery.sender, 0) + delivery.cost
         if self.tag is None:
             return
         consumer = _Consumer(channel.mailbox, self.tag)
         connection = channel.connection
-        for message in delivery.messages:
+        for message in reply.messages:
             # The tag means nothing, as there is nothing to ack: it is always 1.
             connection.writer.write(
                 encode_deliveries(
                     channel.number, consumer.wire_tag, 1, False, [message], connection.frame_max
                 )
             )
-        channel.counters.deliver_no_ack += len(delivery.messages)
-
-    def grant(self) -> None:
-        """Credit for those who reply, unless our own socket is full."""
-        if not self._owed:
-            return
-        channel = self._channel
-        if channel.connection.writer.is_paused:
-            channel.connection.writer.call_when_writable(channel.mailbox)
-            return
-        for sender, cost in self._owed.items():
-            channel.flow.ack(sender, cost)
-        self._owed = {}
-
-    def close(self) -> None:
-        self.cancel()
-        for sender in self._senders:
-            sender.put_urgent(q.QueueDown(self._channel.mailbox, crashed=False))
+        channel.counters.deliver_no_ack += len(reply.messages)

@@ -35,6 +35,18 @@ class Writer(Protocol):
         """Put Writable into the mailbox once the socket takes again."""
 
 
+class ReplyPort(NamedTuple):
+    """Where replies to one requester go."""
+
+    channel: Mailbox
+    writer: Writer
+
+    def put(self, reply: object) -> None:
+        """A requester that does not read loses replies; it must not hold up who replies."""
+        if not self.writer.is_stuck:
+            self.channel.put_urgent(reply)
+
+
 @dataclass(eq=False, slots=True)
 class ConnectionContext:
     """One open connection; made when connection.open has been answered."""
@@ -63,6 +75,12 @@ class ChannelClosing(NamedTuple):
 
     number: int
     channel: Mailbox
+
+
+class ChannelEnded(NamedTuple):
+    """The client has closed it and all it asked for before is done: its number is free."""
+
+    number: int
 
 
 class ConnectionFailed(NamedTuple):

@@ -24,7 +24,7 @@ from leveret.broker.queues.arguments import (
 )
 from leveret.broker.queues.record import Queue
 from leveret.broker.resource import Kind, Resource
-from leveret.broker.vhost import check_not_default
+from leveret.broker.vhost import check_declarable, check_not_default
 from leveret.protocol.codec import make
 from leveret.protocol.errors import access_refused, not_found
 
@@ -66,10 +66,13 @@ class DeclareMethods:
         name = stripped(declare.exchange)
         arguments = channel.table(declare.arguments)
         if not declare.passive:
+            self._topology.check_type(declare.exchange_type or "")
             check_not_default(name)
             resource = self._resource("exchange", name)
             channel.check_permission(resource, "configure")
-            self._check_other_exchange(resource, alternate_exchange(resource, arguments))
+            if name not in self._topology.exchanges:
+                check_declarable(name)
+                self._check_other_exchange(resource, alternate_exchange(resource, arguments))
         self._topology.declare_exchange(
             name,
             declare.exchange_type or "",
@@ -131,7 +134,7 @@ class DeclareMethods:
     def _on_queue_declare(self, declare: commands.Queue.Declare) -> None:
         name = stripped(declare.queue)
         nowait = bool(declare.nowait)
-        if name.startswith(REPLY_TO):
+        if name == REPLY_TO or name in self._vhost.reply_consumers:
             self._declared(name, q.CountOk(0, 1), nowait=nowait)
         elif declare.passive:
             self._declare_passively(name, nowait=nowait)
@@ -140,9 +143,13 @@ class DeclareMethods:
 
     def _declare_passively(self, name: str, *, nowait: bool) -> None:
         channel = self._channel
-        queue = channel.queue(name)
+        queue = self._topology.queue(name)
         channel.check_exclusive(queue)
-        self._count(queue, nowait=nowait)
+
+        def gone() -> None:
+            raise not_found(f"no {queue.name}")
+
+        self._count(queue, gone, nowait=nowait)
 
     def _declare_queue(self, name: str, declare: commands.Queue.Declare, *, nowait: bool) -> None:
         channel = self._channel
@@ -168,7 +175,10 @@ class DeclareMethods:
                 auto_delete=auto_delete,
                 arguments=arguments,
             )
-            self._count(existing, nowait=nowait)
+            # Should it be deleted before it answers, it is declared anew.
+            self._count(
+                existing, lambda: self._declare_queue(name, declare, nowait=nowait), nowait=nowait
+            )
             return
         self._check_other_exchange(resource, dead_letter_exchange(resource, arguments))
         check_arguments(
@@ -194,10 +204,11 @@ class DeclareMethods:
         else:
             self._declared(name, q.CountOk(0, 0), nowait=nowait)
 
-    def _count(self, queue: Queue, *, nowait: bool) -> None:
+    def _count(self, queue: Queue, gone: Callable[[], None], *, nowait: bool) -> None:
         def answered(answer: object) -> None:
             if isinstance(answer, q.Gone):
-                raise not_found(f"no {queue.name}")
+                gone()
+                return
             self._declared(queue.name.name, answer, nowait=nowait)
 
         self._channel.ask(queue, q.Count(self._channel.mailbox), answered)
@@ -287,6 +298,5 @@ class DeclareMethods:
             answered(q.Gone())
             return
         channel.check_exclusive(queue)
-        channel.connection.exclusive_queues.discard(queue)
         question = q.Delete(channel.mailbox, bool(delete.if_unused), bool(delete.if_empty))
         channel.ask(queue, question, answered)

@@ -65,7 +65,6 @@ class PublishMethods:
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
             PublishRun: self.on_run,
-            q.Delivery: self._channel.replies.on_delivery,
             q.Unreceived: self._on_unreceived,
         }
 
@@ -100,6 +99,8 @@ class PublishMethods:
                 self._publish_one(message, len(message.body), is_mandatory=mandatory)
             return
         exchange, queues = route
+        if not queues and not run.exchange:
+            self._reply(run.routing_key, run.messages)
         if channel.transaction is not None:
             channel.transaction.publish(Publication(exchange, run.messages, queues, mandatory))
         else:
@@ -152,6 +153,12 @@ class PublishMethods:
         headers: Table | None = None
         if message.needs & NEEDS_HEADERS:
             headers = self._sender_selected(message)
+        if message.needs & NEEDS_MODE:
+            mode = pick_delivery_mode(message.header)
+            raise precondition_failed(f"invalid message: {{delivery_mode_unknown,{mode}}}")
+        if not message.exchange:
+            for key in dict.fromkeys((message.routing_key, *message.extra_keys)):
+                self._reply(key, [message])
         found = headers
         queues = self._topology.route(
             exchange, message.routing_key, message.extra_keys, lambda: found or {}
@@ -179,9 +186,6 @@ class PublishMethods:
                 )
         if message.needs & NEEDS_EXPIRATION:
             check_expiration(pick_expiration(header) or "")
-        if message.needs & NEEDS_MODE:
-            mode = pick_delivery_mode(header)
-            raise precondition_failed(f"invalid message: {{delivery_mode_unknown,{mode}}}")
 
     def _sender_selected(self, message: Message) -> Table:
         """Read CC and BCC; receivers must not see BCC."""
@@ -271,8 +275,7 @@ class PublishMethods:
             is_mandatory=is_mandatory,
         )
         if not queues:
-            if not self._deliver_reply(delivery):
-                self._unroutable(messages, is_mandatory=is_mandatory)
+            self._unroutable(messages, is_mandatory=is_mandatory)
             if first:
                 channel.confirms.confirm(first, first + count - 1)
         else:
@@ -288,16 +291,15 @@ class PublishMethods:
         exchange.publish_out += count * len(queues)
         channel.counters.publish += count
 
-    def _deliver_reply(self, delivery: q.Delivery) -> bool:
-        """To the channel that waits for replies under this name, if there is one."""
-        message = delivery.messages[0]
-        if message.exchange or not message.routing_key.startswith(REPLY_TO):
-            return False
-        requester = self._channel.connection.vhost.reply_consumers.get(message.routing_key)
-        if requester is None or not requester.put_urgent(delivery):
-            return False
-        self._channel.flow.send(requester, delivery.cost)
-        return True
+    def _reply(self, key: str, messages: Sequence[Message]) -> None:
+        """To the channel that waits for replies under this name, if there is one.
+
+        At once, also in a transaction, and beside whatever else becomes of the messages: that
+        there is no queue of that name makes mandatory ones come back, as they do in RabbitMQ.
+        """
+        requester = self._channel.connection.vhost.reply_consumers.get(key)
+        if requester is not None:
+            requester.put(q.Reply(messages))
 
     def _unroutable(self, messages: Sequence[Message], *, is_mandatory: bool) -> None:
         channel = self._channel

@@ -102,6 +102,8 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for signum in _SIGNALS:
         loop.add_signal_handler(signum, _on_signal, signum, stop)
+    # A container starts us with SIGTERM blocked: process 1 would lose it until we handle it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     broker = Broker(settings)
     try:
         await broker.start()

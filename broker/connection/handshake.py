@@ -17,7 +17,7 @@ from leveret import __version__
 from leveret.broker.auth.mechanisms import AuthMechanism, MalformedResponse
 from leveret.broker.connection.errors import SilentClose
 from leveret.protocol.codec import make
-from leveret.protocol.errors import ConnectionException, not_allowed
+from leveret.protocol.errors import ConnectionException, channel_error, not_allowed
 from leveret.protocol.field_table import Table, table_from_python
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def shake_hands(reader: Reader) -> Opened:
             locales="en_US",
         )
     )
-    start_ok = await reader.read_method()
+    start_ok = await _read_silently(reader)
     if not isinstance(start_ok, commands.Connection.StartOk):
         raise _out_of_place(start_ok)
     capabilities = _client_capabilities(start_ok)
@@ -149,7 +149,7 @@ async def _tune(reader: Reader) -> int:
             heartbeat=settings.heartbeat,
         )
     )
-    tune_ok = await reader.read_method()
+    tune_ok = await _read_silently(reader)
     if not isinstance(tune_ok, commands.Connection.TuneOk):
         raise _out_of_place(tune_ok)
     frame_max, channel_max = tune_ok.frame_max or 0, tune_ok.channel_max or 0
@@ -168,9 +168,11 @@ def _check_tuned(what: str, asked: int, offered: int) -> None:
 
 
 async def _open(reader: Reader) -> LiveVhost:
-    opening = await reader.read_method(before_open=True)
+    opening = await reader.read_method()
     if not isinstance(opening, commands.Connection.Open):
-        raise _out_of_place(opening)
+        early = channel_error("unexpected method in connection state opening")
+        early.method = divmod(opening.index, 1 << 16)
+        raise early
     name = opening.virtual_host or ""
     vhost = reader.broker.vhosts.get(name)
     if vhost is None:
@@ -179,6 +181,14 @@ async def _open(reader: Reader) -> LiveVhost:
         raise error
     reader.send(make(commands.Connection.OpenOk, known_hosts=""))
     return vhost
+
+
+async def _read_silently(reader: Reader) -> Frame:
+    """Before tune-ok even a malformed frame gets no answer."""
+    try:
+        return await reader.read_method()
+    except ConnectionException as error:
+        raise SilentClose(error.reply_text) from error
 
 
 def _out_of_place(method: Frame) -> SilentClose:

@@ -24,7 +24,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._reader is not None
-        self._reader.mailbox.put(data)
+        self._reader.receive(data)
 
     def eof_received(self) -> bool:
         assert self._reader is not None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
@@ -23,6 +24,7 @@ from pamqp.base import Frame
 from leveret.broker.channel.channel import Channel
 from leveret.broker.channel.context import (
     ChannelClosing,
+    ChannelEnded,
     ConnectionContext,
     ConnectionFailed,
     Stop,
@@ -54,10 +56,14 @@ log = logging.getLogger(__name__)
 
 # How long a client may take to answer connection.close, or to hang up after its own.
 CLOSE_TIMEOUT_S = 30.0
+# How long channels may take to finish what they were given when their connection ends.
+END_CHANNELS_S = 10.0
+# Chunks (of up to 256 KiB) taken from the socket ahead of the reader.
+CHUNKS_AHEAD = 4
 # Before tune-ok nothing larger is to be expected.
 HANDSHAKE_FRAME_MAX = 4096
 _PUBLISH_METHOD = (60, 40)
-_CLOSE, _CLOSE_OK = (20, 40), (20, 41)
+_OPEN, _CLOSE, _CLOSE_OK = (20, 10), (20, 40), (20, 41)
 
 
 class EndOfStream(NamedTuple):
@@ -94,7 +100,7 @@ class Reader:
         # Cutting stopped for want of credit, not of data.
         self._has_more = False
         # Cut and not yet handed on.
-        self._items: list[Item] = []
+        self._items: deque[Item] = deque()
         self._is_reading = True
         self.bytes_received = 0
         self._heartbeat: Heartbeat | None = None
@@ -103,9 +109,11 @@ class Reader:
         # Set once the connection is open.
         self._context: ConnectionContext | None = None
         self._channels: dict[int, Channel] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        # Channels that were sent channel.close and have not answered.
-        self._closing: set[int] = set()
+        # Of all channels that have not ended, also those that are being closed.
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Numbers that mean nothing for now. True: the client was sent channel.close and owes the
+        # answer; False: the client has closed it, and the channel finishes what came before.
+        self._closing: dict[int, bool] = {}
         self._group: asyncio.TaskGroup | None = None
 
     # --- the life of a connection ----------------------------------------------------------------
@@ -173,26 +181,51 @@ class Reader:
         log.info("%s: user %s opened %s", self.name, opened.access.user, opened.vhost.name)
         # A client may have sent more without waiting.
         self._has_more = True
-        await self._dispatch()
         while True:
-            await self._next_items()
             await self._dispatch()
+            await self._take()
+            if self._items or self._flow.is_blocked:
+                continue
+            if self._at < len(self._data):
+                self._cut(self._flow.lowest_credit())
+            else:
+                self._has_more = False
 
     async def _end_channels(self) -> None:
         """Let channels finish what they were given, then delete what was this connection's own."""
-        tasks = list(self._tasks.values())
         for channel in self._channels.values():
             channel.mailbox.put(Stop())
         self._channels.clear()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._tasks.clear()
+        if self._tasks:
+            await self._wait_channels(list(self._tasks))
         if self._context is not None and self._context.exclusive_queues:
             queues = list(self._context.exclusive_queues)
             self._context.exclusive_queues.clear()
             await self._context.vhost.delete_queues(queues)
 
+    async def _wait_channels(self, tasks: list[asyncio.Task[None]]) -> None:
+        """A channel may wait for a queue that does not answer: not for ever."""
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+
+        patience = self.broker.clock.call_later(END_CHANNELS_S, cancel)
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            cancel()
+            raise
+        finally:
+            patience.cancel()
+
     # --- bytes to items --------------------------------------------------------------------------
+
+    def receive(self, chunk: bytes) -> None:
+        """Called by the transport. One event may bring many chunks: they wait in the socket."""
+        self.mailbox.put(chunk)
+        if len(self.mailbox.ordinary) >= CHUNKS_AHEAD:
+            self._pause_reading(pause=True)
 
     async def _take(self) -> None:
         """Wait for news; handle notices, add chunks to what is uncut.
@@ -204,7 +237,7 @@ class Reader:
         self._pause_reading(pause=held)
         if self.writer.is_stuck:
             self.writer.call_when_writable(mailbox)
-        if self._has_more and not held:
+        if (self._has_more or self._items) and not held:
             await mailbox.pause()
         else:
             await mailbox.turn(urgent_only=held)
@@ -217,7 +250,7 @@ class Reader:
             chunk = lane.popleft()
             if not isinstance(chunk, bytes):
                 # What came before the end still counts, as far as it is complete.
-                if self._at < len(self._data) and self._has_more:
+                if self._items or (self._at < len(self._data) and self._has_more):
                     lane.appendleft(chunk)
                     return
                 raise PeerGone("the client closed the socket")
@@ -229,20 +262,10 @@ class Reader:
                 self._at = 0
             if lane and not isinstance(lane[0], bytes):
                 return
-
-    async def _next_items(self) -> None:
-        """Cut until there is something to hand on."""
-        while not self._items:
-            await self._take()
-            if self._flow.is_blocked:
-                continue
-            if self._at < len(self._data):
-                self._cut(self._flow.lowest_credit())
-            else:
-                self._has_more = False
+        self._pause_reading(pause=False)
 
     def _cut(self, budget: int) -> None:
-        items = self._items
+        items: list[Item] = []
         try:
             self._at = cut(self._data, self._at, self._frame_max, budget, items)
         except ConnectionException as error:
@@ -251,8 +274,10 @@ class Reader:
             if not items:
                 raise
             # What came before the bad frame is handled first.
+            self._items.extend(items)
             self.mailbox.put_urgent(ConnectionFailed(error))
             return
+        self._items.extend(items)
         spent = sum([item.cost for item in items if type(item) is PublishRun])
         self._has_more = spent >= budget and self._at < len(self._data)
 
@@ -260,11 +285,10 @@ class Reader:
         if isinstance(notice, Bump):
             self._flow.handle_bump(notice)
         elif isinstance(notice, ChannelClosing):
-            channel = self._channels.get(notice.number)
-            # If the client has closed it as well, the number may be another channel's by now.
-            if channel is None or channel.mailbox is notice.channel:
-                self._forget_channel(notice.number)
-                self._closing.add(notice.number)
+            self._forget_channel(notice.number)
+            self._closing[notice.number] = True
+        elif isinstance(notice, ChannelEnded):
+            self._closing.pop(notice.number, None)
         elif isinstance(notice, ConnectionFailed):
             raise notice.error
         elif isinstance(notice, Expired):
@@ -285,8 +309,10 @@ class Reader:
     # --- items to channels -----------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
-        items, self._items = self._items, []
-        for item in items:
+        """Hand on what was cut, as far as there is credit: methods cost some as well."""
+        items = self._items
+        while items and not self._flow.is_blocked:
+            item = items.popleft()
             if isinstance(item, RawFrame):
                 await self._on_frame(item)
             else:
@@ -328,15 +354,15 @@ class Reader:
         elif channel is None:
             raise _not_open(_ids(method))
         else:
+            self._flow.send(channel.mailbox, 1)
             is_put = channel.mailbox.put(method)
             if isinstance(method, commands.Channel.Close):
                 if not is_put:
                     # It has failed, and its own close is under way: both are answered.
                     self.writer.write(method_frame(number, make(commands.Channel.CloseOk)))
-                # The number is free again before the next frame is looked at.
-                task = self._tasks[number]
-                await asyncio.wait([task])
                 self._forget_channel(number)
+                # Free again when the channel says that it has ended, or that it has failed.
+                self._closing[number] = False
 
     def _open_channel(self, number: int) -> None:
         assert self._context is not None
@@ -349,27 +375,33 @@ class Reader:
             )
         channel = Channel(number, self._context)
         self._channels[number] = channel
-        self._tasks[number] = self._group.create_task(channel.run(), name=channel.mailbox.owner)
+        task = self._group.create_task(channel.run(), name=channel.mailbox.owner)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         channel.send(make(commands.Channel.OpenOk, channel_id=""))
 
     def _forget_channel(self, number: int) -> None:
         channel = self._channels.pop(number, None)
         if channel is not None:
             self._flow.peer_down(channel.mailbox)
-        self._tasks.pop(number, None)
         self._assembler.discard(number)
 
     def _on_closing_frame(self, frame: RawFrame) -> None:
-        """A channel that was sent channel.close: all it may say is close-ok, or close."""
+        """A channel that is being closed: all the client may say on it is close-ok, or close."""
         ids = (
             (int.from_bytes(frame.payload[:2]), int.from_bytes(frame.payload[2:4]))
             if frame.kind == METHOD
             else None
         )
         if ids == _CLOSE_OK:
-            self._closing.discard(frame.channel)
+            if self._closing[frame.channel]:
+                del self._closing[frame.channel]
         elif ids == _CLOSE:
             self.writer.write(method_frame(frame.channel, make(commands.Channel.CloseOk)))
+        elif ids == _OPEN:
+            error = channel_error("second 'channel.open' seen")
+            error.method = _OPEN
+            raise error
 
     async def _on_connection_method(self, method: Frame) -> None:
         if isinstance(method, commands.Connection.Close):
@@ -395,7 +427,7 @@ class Reader:
         self._at += size
         return header
 
-    async def read_method(self, *, before_open: bool = False) -> Frame:
+    async def read_method(self) -> Frame:
         """The next method on channel 0. Heartbeats may come between."""
         while True:
             while not self._items:
@@ -403,7 +435,7 @@ class Reader:
                     self._cut(budget=1)
                 if not self._items:
                     await self._take()
-            item = self._items.pop(0)
+            item = self._items.popleft()
             if not isinstance(item, RawFrame):
                 raise SilentClose("content before the connection was open")
             if item.channel:

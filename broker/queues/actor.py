@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from leveret.broker.flow import Bump, CreditFlow
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
-from leveret.broker.queues.consumers import Consumer, Consumers
+from leveret.broker.queues.consumers import ChannelState, Consumer, Consumers
 from leveret.broker.queues.counters import QueueCounters
 from leveret.broker.queues.hooks import NoLimits, QueueHooks
 from leveret.protocol.errors import ChannelException, precondition_failed
@@ -84,6 +84,8 @@ class QueueActor:
         self._is_loading = False
         # Gets that came while the backing queue was reading.
         self._waiting_gets: list[c.Get] = []
+        # Channels given something in this batch: their last Deliver may still be extended.
+        self._extended: list[ChannelState] = []
         # An auto-delete queue goes when its last consumer does, not before it had one.
         self._had_consumer = False
         # Taken from the control lane and not yet handled; the command at hand after a crash.
@@ -174,8 +176,9 @@ class QueueActor:
                 for first, last in ranges:
                     sender.put_urgent(c.Confirmed(self.mailbox, first, last))
             self._confirms = {}
-        for state in self._consumers.channels.values():
+        for state in self._extended:
             state.last = None
+        self._extended.clear()
         self.counters.consumers_ready(is_ready=self._consumers.has_ready)
         if self._decorators:
             self._notify_decorators()
@@ -347,6 +350,7 @@ class QueueActor:
         state.last = c.Deliver(
             self.mailbox, consumer.tag, messages, seq_ids, cost, redelivered=redelivered
         )
+        self._extended.append(state)
         # A channel that is gone says so (ChannelDown), and all it was given is requeued then.
         state.mailbox.put_urgent(state.last)
 
@@ -408,8 +412,10 @@ class QueueActor:
     def _on_sent(self, sent: c.Sent) -> None:
         state = self._consumers.channels.get(sent.channel)
         if state is not None:
+            was_shut = state.window <= 0
             state.window += sent.cost
-            self._consumers.unblock(state.consumers)
+            if was_shut:
+                self._consumers.unblock(state.consumers)
             if not state.consumers:
                 self._consumers.drop_idle_channel(state)
 

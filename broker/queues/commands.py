@@ -1,8 +1,8 @@
 """What a queue's mailbox accepts, and what a queue sends back to a channel's.
 
 The publish lane keeps the order between one channel and one queue: deliveries, and whatever
-must see the sender's earlier ones (get, purge, delete, requeue, count). The control lane is
-taken first: acks, credit, consume and cancel, timers, channels that are gone.
+must see the sender's earlier ones (get, purge, delete, cancel, count). The control lane is
+taken first: acks, requeues, credit, consume, timers, channels that are gone.
 
 Everything names channels by mailbox and messages by ids: no references into anybody's state.
 """
@@ -94,9 +94,11 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
+class Cancel:
+    """In this lane, so that the consumer gets what its channel published before."""
+
     channel: Mailbox
-    seq_ids: Sequence[int]
+    tag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,14 @@ class Reject:
     seq_ids: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Back to their places, before anybody is given what stands behind them."""
+
+    channel: Mailbox
+    seq_ids: Sequence[int]
+
+
 class Sent:
     """The channel has written deliveries worth ``cost`` to a socket that takes them."""
 
@@ -142,12 +152,6 @@ class Consume:
     exclusive: bool
     prefetch: int
     priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    channel: Mailbox
-    tag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,13 @@ class QueueDown:
 
     queue: Mailbox
     crashed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Messages for a reply consumer, from the channel they were published on."""
+
+    messages: Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)

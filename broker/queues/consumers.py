@@ -174,11 +174,12 @@ class Consumers:
             self.channels.pop(state.mailbox, None)
 
     def _promote(self) -> None:
-        for consumer in self._all.values():
+        # Of those with the highest priority, who came first.
+        consumer = max(self._all.values(), key=lambda each: each.priority, default=None)
+        if consumer is not None:
             consumer.is_waiting = False
             self.active = consumer
             self._enter(consumer)
-            return
 
     # --- turns -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues.arguments import QueueArguments
@@ -11,6 +11,13 @@ from leveret.broker.resource import Resource
 
 if TYPE_CHECKING:
     from leveret.protocol.field_table import Table
+
+
+class Owner(Protocol):
+    """The connection of an exclusive queue."""
+
+    @property
+    def exclusive_queues(self) -> set[Queue]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +28,7 @@ class Queue:
     durable: bool
     auto_delete: bool
     # The connection that alone may use it; None unless declared exclusive.
-    owner: object | None
+    owner: Owner | None
     # As declared, for equivalence and for listing.
     arguments: Table
     # The same, parsed.

@@ -30,6 +30,8 @@ from leveret.broker.queues.limiter import Limiter
 from leveret.broker.queues.record import Queue
 from leveret.protocol.assembler import Assembler
 from leveret.storage.memory_queue import MemoryQueue
+from leveret.storage.queue_index import QueueIndex
+from leveret.storage.variable_queue import MsgStatus, VariableQueue
 
 if TYPE_CHECKING:
     from leveret.broker.server import Broker
@@ -49,11 +51,14 @@ OURS = frozenset(
         Limiter,
         Mailbox,
         MemoryQueue,
+        MsgStatus,
         Queue,
         QueueActor,
+        QueueIndex,
         Reader,
         SocketWriter,
         UnackedLedger,
+        VariableQueue,
     }
 )
 # Of the compiled codec, and of the event loop: known by name, there may be two of the first.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,22 @@ class _Complaints(logging.Handler):
 def no_complaints() -> Iterator[list[str]]:
     """What was logged as an error, so far; must be empty at the end."""
     handler = _Complaints()
+    make_record = logging.getLogRecordFactory()
+
+    def make_plain_record(*args: Any, **named: Any) -> logging.LogRecord:
+        # pytest keeps all records, and with their arguments whatever a logged exception holds.
+        record = make_record(*args, **named)
+        record.msg, record.args = record.getMessage(), None
+        return record
+
+    logging.setLogRecordFactory(make_plain_record)
     root = logging.getLogger()
     root.addHandler(handler)
     yield handler.texts
     # Exceptions that were never looked at are reported when they are collected.
     gc.collect()
     root.removeHandler(handler)
+    logging.setLogRecordFactory(make_record)
     assert not handler.texts, "\n".join(handler.texts)
 
 

@@ -14,8 +14,10 @@ from leveret.protocol.codec import make
 from tests.support.raw_client import RawClient, Received, publish
 
 
-async def make_queue(client: RawClient, name: str, *, exclusive: bool = False) -> None:
-    declare = make(commands.Queue.Declare, queue=name, exclusive=exclusive)
+async def make_queue(
+    client: RawClient, name: str, *, exclusive: bool = False, durable: bool = False
+) -> None:
+    declare = make(commands.Queue.Declare, queue=name, exclusive=exclusive, durable=durable)
     await client.call(1, declare, commands.Queue.DeclareOk)
 
 

@@ -94,7 +94,7 @@ async def test_publish(broker: Broker, cut: Cut, frames: str) -> None:
             + b"\x03\x00\x01\x00\x00\x00\x0556789\xce"
         )
     async with await RawClient.open(broker.port) as other:
-        await make_queue(other, "q")
+        await make_queue(other, "q", durable=True)
         before = take_census(broker)
         for size in range(len(whole)):
             client = await RawClient.open(broker.port)

@@ -142,16 +142,16 @@ class Ledger:
         copy = queue.copies.get(found.name)
         self.counts["delivered"] += 1
         if not found.is_whole:
-            self._complain("damaged", queue, f"{copy or found.name}")
+            self.complain("damaged", queue, f"{copy or found.name}")
         if copy is None:
-            self._complain("unknown", queue, f"{found.name} is not, or no longer, in the queue")
+            self.complain("unknown", queue, f"{found.name} is not, or no longer, in the queue")
             return None
         if copy.is_out:
-            self._complain("doubled", queue, f"{copy} was delivered twice")
+            self.complain("doubled", queue, f"{copy} was delivered twice")
         elif copy.is_acked:
-            self._complain("returned", queue, f"{copy} was delivered again")
+            self.complain("returned", queue, f"{copy} was delivered again")
         if copy.was_delivered and not found.redelivered:
-            self._complain("unmarked redelivery", queue, f"{copy}")
+            self.complain("unmarked redelivery", queue, f"{copy}")
         if not copy.was_delivered:
             self._first_delivery(queue, copy, found)
         copy.was_delivered = copy.is_out = True
@@ -159,13 +159,13 @@ class Ledger:
 
     def _first_delivery(self, queue: QueueBook, copy: Copy, found: Found) -> None:
         if found.redelivered:
-            self._complain("marked without reason", queue, f"{copy}")
+            self.complain("marked without reason", queue, f"{copy}")
         if queue.is_shared:
             return
         publisher, number = found.name
         before = queue.newest_delivered.get(publisher, 0)
         if number < before:
-            self._complain("out of order", queue, f"{copy} came after {publisher}.{before}")
+            self.complain("out of order", queue, f"{copy} came after {publisher}.{before}")
         queue.newest_delivered[publisher] = number
         copy.rank = queue.next_rank
         queue.next_rank += 1
@@ -201,36 +201,36 @@ class Ledger:
         for item in found:
             copy = queue.copies.get(item.name)
             if copy is None:
-                self._complain("unknown", queue, f"{item.name} is there, and should not be")
+                self.complain("unknown", queue, f"{item.name} is there, and should not be")
                 continue
             if item.name in there:
-                self._complain("doubled", queue, f"{copy} is there twice")
+                self.complain("doubled", queue, f"{copy} is there twice")
                 continue
             there[item.name] = copy
             self._check_marks(queue, copy, item)
             publisher, number = item.name
             if number < newest.get(publisher, 0):
                 text = f"{copy} is behind {publisher}.{newest[publisher]}"
-                self._complain("out of order", queue, text)
+                self.complain("out of order", queue, text)
             elif copy.rank and copy.rank < highest:
                 text = f"{copy} is behind one that was delivered after it"
-                self._complain("out of order", queue, text)
+                self.complain("out of order", queue, text)
             newest[publisher] = max(number, newest.get(publisher, 0))
             highest = max(copy.rank, highest)
         for copy in queue.copies.values():
             if copy.must_be_there and copy.letter.name not in there:
-                self._complain("lost", queue, f"{copy}")
+                self.complain("lost", queue, f"{copy}")
         self._start_anew(queue, there)
         return list(there.values())
 
     def _check_marks(self, queue: QueueBook, copy: Copy, item: Found) -> None:
         if not item.is_whole:
-            self._complain("damaged", queue, f"{copy}")
+            self.complain("damaged", queue, f"{copy}")
         if copy.was_delivered and not item.redelivered:
-            self._complain("unmarked redelivery", queue, f"{copy}")
+            self.complain("unmarked redelivery", queue, f"{copy}")
         if 0 < copy.settled_at < queue.confirmed_to:
             text = f"{copy} is there, though a later publish was confirmed"
-            self._complain("returned", queue, text)
+            self.complain("returned", queue, text)
         if copy.settled_at:
             self.counts["returned, marked"] += 1
         if not copy.letter.is_confirmed and not copy.was_kept:
@@ -261,7 +261,7 @@ class Ledger:
             lines += [f"    {complaint.queue}: {complaint.text}" for complaint in same[:SHOWN]]
         return "\n".join(lines)
 
-    def _complain(self, kind: str, queue: QueueBook, text: str) -> None:
+    def complain(self, kind: str, queue: QueueBook, text: str) -> None:
         self.complaints.append(Complaint(kind, queue.name, text))
 
     def _tick(self) -> int:

@@ -32,6 +32,7 @@ SIZES = (
 LONGEST_RUN = 40
 EXCHANGE = "durability.fan"
 
+_SHARES = [share for share, _, _ in SIZES]
 _BLOCK = random.Random(0).randbytes(2 * MIB)
 
 
@@ -148,11 +149,7 @@ class Publisher:
         link.write(b"".join(frames))
 
     def _size(self) -> int:
-        chance = self._sizes.random()
-        for share, smallest, largest in SIZES:
-            chance -= share
-            if chance < 0:
-                break
+        _, smallest, largest = self._sizes.choices(SIZES, _SHARES)[0]
         return self._sizes.randint(smallest, largest)
 
     def _on_confirm(self, tag: int, multiple: bool, is_ack: bool) -> None:
@@ -276,7 +273,8 @@ async def take_all(link: Link, queue: QueueBook) -> list[Found]:
 async def count_ready(link: Link, queue: QueueBook) -> int:
     question = make(commands.Queue.Declare, queue=queue.name, passive=True)
     answer = await link.call(question, commands.Queue.DeclareOk)
-    return int(answer.message_count)
+    assert answer.message_count is not None
+    return answer.message_count
 
 
 class _Enough:

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tests.support.broker_process import ROOT, BrokerProcess
 
@@ -33,6 +35,19 @@ class LeveretTarget:
         if sabotage:
             self.program = [sys.executable, str(LAUNCHER), sabotage]
         self._process: BrokerProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing outlives a test that failed."""
+        if self._process is not None and self._process.is_running:
+            self._process.kill()
 
     def start(self) -> int:
         self._process = BrokerProcess(self.data, self.log, env=self.env, program=self.program)
@@ -61,8 +76,9 @@ class LeveretTarget:
         self._process.send_signal(signal.SIGKILL)
 
     def bury(self) -> None:
-        assert self._process is not None
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
 
     def stop(self) -> None:
         if self._process is not None and self._process.is_running:
@@ -82,10 +98,8 @@ class RabbitTarget:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        # It runs as a user of its own.
+        # It may run as a user of its own.
         folder.chmod(0o777)
-        for parent in folder.parents[:2]:
-            parent.chmod(parent.stat().st_mode | 0o755)
         self._folder = folder
         self.port = _free_port()
         self._distribution_port = _free_port()

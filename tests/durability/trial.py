@@ -61,6 +61,7 @@ class Round:
 class Trial:
     def __init__(self, target: Target, seed: int) -> None:
         self.target = target
+        self.seed = seed
         self.topology = Topology()
         self.ledger = Ledger()
         self.rounds: list[Round] = []
@@ -90,6 +91,14 @@ class Trial:
         finally:
             self.target.stop()
 
+    def assert_kept(self, kills: int) -> None:
+        """Every promise was kept, and there were some."""
+        assert not self.ledger.complaints, f"seed {self.seed}\n{self.ledger.report()}"
+        assert len(self.rounds) == kills
+        assert all(done.unconfirmed >= LEAST_UNCONFIRMED for done in self.rounds)
+        for what in ("confirmed", "delivered", "settled", "kept"):
+            assert self.ledger.counts[what] > 100 * kills, self.ledger.counts
+
     async def begin(self) -> None:
         self._port = self.target.start()
         await self.topology.declare(self._port)
@@ -102,7 +111,8 @@ class Trial:
 
     @property
     def links(self) -> list[Link]:
-        return [client.link for client in (*self.publishers, *self.consumers)]
+        clients: list[Publisher | Consumer] = [*self.publishers, *self.consumers]
+        return [client.link for client in clients]
 
     @property
     def unconfirmed(self) -> int:
@@ -144,7 +154,8 @@ class Trial:
             publisher.pump()
         look()
         async with asyncio.timeout(ROUND_S):
-            await asyncio.wait([killed, *(link.lost for link in self.links)], return_when="FIRST_COMPLETED")
+            ends = [killed, *(link.lost for link in self.links)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not killed.done():
                 reasons = {link.reason for link in self.links if link.reason}
                 raise Severed(f"the broker closed a connection: {reasons or 'no reason given'}")
@@ -166,7 +177,13 @@ class Trial:
         backlog = 0
         for queue in self.topology.queues:
             link = await Link.open(self._port)
-            there = self.ledger.check(queue, await take_all(link, queue))
+            try:
+                found = await take_all(link, queue)
+            except Severed as error:
+                self.ledger.complain("lost", queue, f"it cannot be read: {error}")
+                await link.close()
+                continue
+            there = self.ledger.check(queue, found)
             backlog += sum(copy.letter.size for copy in there)
             if self._random.random() < 0.4 or backlog > LARGEST_BACKLOG_BYTES:
                 await self._settle(link, there)

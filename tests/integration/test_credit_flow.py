@@ -15,6 +15,7 @@ import pytest
 from pamqp import commands
 
 from leveret.broker.config import Settings
+from leveret.broker.queues.commands import DeleteNow
 from leveret.broker.server import Broker
 from leveret.protocol.codec import make
 from tests.support.held_queues import (
@@ -260,7 +261,14 @@ async def test_a_queue_that_is_gone_blocks_nobody(
     assert any(channel.flow.is_blocked for channel in channels(broker))
 
     # Its owner goes, and the queue with it: that is in the urgent lane, before all messages.
+    mailbox = queue_mailbox(broker, "held")
+    [counters] = [
+        actor.counters
+        for queue, actor in broker.vhosts["/"]._supervisor.actors.items()
+        if queue.mailbox is mailbox
+    ]
     owner.close()
+    await wait_until(lambda: any(isinstance(item, DeleteNow) for item in mailbox.urgent))
     held.release()
     await flood.finish_message()
     await Flood(publisher, "next", size=10).send_more(1)
@@ -268,6 +276,7 @@ async def test_a_queue_that_is_gone_blocks_nobody(
     [channel] = channels(broker)
     assert not channel.flow.is_blocked
     assert channel.counters.publish == flood.sent + 1
+    assert counters.publish == 0
 
 
 async def test_a_queue_that_crashes_blocks_nobody(
@@ -306,6 +315,7 @@ async def test_a_broker_with_a_blocked_publisher_can_be_stopped(
 ) -> None:
     """Nothing is released: the queue does not take to the end."""
     monkeypatch.setattr("leveret.broker.server.CLOSE_CONNECTIONS_S", STEP_S)
+    monkeypatch.setattr("leveret.broker.queues.supervisor.STOP_S", STEP_S)
     broker = Broker(settings)
     await broker.start()
     async with await RawClient.open(broker.port) as publisher:

@@ -144,7 +144,7 @@ class ChannelBench:
         """Return when the channel has handled what it can: all, unless it waits for an answer."""
         mailbox = self.channel.mailbox
         async with asyncio.timeout(10):
-            # noqa below: these are the turns that the channel needs.
+            # These are the turns that the channel needs.
             while mailbox.urgent or (  # noqa: ASYNC110
                 mailbox.ordinary and not self.channel._is_held
             ):

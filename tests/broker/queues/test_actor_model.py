@@ -30,7 +30,7 @@ from leveret.broker.flow import Bump
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor import LARGE, QueueActor
 from leveret.storage.memory_queue import MemoryQueue
-from tests.broker.queues.bench import SETTINGS, Port, Scheduled, make_queue, message, settle
+from tests.broker.queues.bench import SETTINGS, Port, Scheduled, make_queue, message
 
 PORTS = 3
 TAGS = ("a", "b")
@@ -56,7 +56,6 @@ class Slot:
 
 @dataclass(eq=False)
 class Subscription:
-    arrival: int
     tag: str
     no_ack: bool
     prefetch: int
@@ -101,10 +100,11 @@ class QueueModel(RuleBasedStateMachine):
         self.scheduled = Scheduled()
         self.slots: list[Slot] = []
         self.names = count()
-        self.arrivals = count()
         self.clients = [self.client() for _ in range(PORTS)]
         # Commands put since the queue was last seen to rest.
         self.put_since = 0
+        # Somebody was told so.
+        self.was_empty = False
 
     def client(self) -> Client:
         return Client(f"channel {next(self.names)}")
@@ -173,9 +173,7 @@ class QueueModel(RuleBasedStateMachine):
         client = self.clients[at]
         if client.asked is not None or tag in client.consumers:
             return
-        client.asked_for = Subscription(
-            next(self.arrivals), tag, no_ack, prefetch, priority, exclusive
-        )
+        client.asked_for = Subscription(tag, no_ack, prefetch, priority, exclusive)
         client.asked = c.Consume(
             client.mailbox, client.limiter, tag, no_ack, exclusive, prefetch, priority
         )
@@ -187,7 +185,7 @@ class QueueModel(RuleBasedStateMachine):
         client = self.clients[at]
         if client.asked is None and tag in client.consumers:
             client.asked = c.Cancel(client.mailbox, tag)
-            self.queue.mailbox.put_urgent(client.asked)
+            self.queue.mailbox.put(client.asked)
             self.done(more)
 
     @rule(at=ports, no_ack=st.booleans(), more=together)
@@ -256,10 +254,7 @@ class QueueModel(RuleBasedStateMachine):
                 holding.slot.state, holding.slot.redelivered = "queued", True
             else:
                 holding.slot.state = "gone"
-        if kind is c.Requeue:
-            self.queue.mailbox.put(c.Requeue(client.mailbox, seq_ids))
-        else:
-            self.queue.mailbox.put_urgent(kind(client.mailbox, seq_ids))
+        self.queue.mailbox.put_urgent(kind(client.mailbox, seq_ids))
         if client.limit:
             client.volume = max(0, client.volume - counted)
         client.limiter.give_back(counted)
@@ -293,21 +288,29 @@ class QueueModel(RuleBasedStateMachine):
 
     def rest(self) -> None:
         """Let the queue handle all there is, and see what came of it."""
-        self.loop.run_until_complete(settle(self.queue.mailbox))
-        if self.task.done():
-            self.task.result()
+        self.loop.run_until_complete(self.settled())
         is_alone = self.put_since == 1
         self.put_since = 0
         ready = [slot for slot in self.slots if slot.state == "queued"]
         served: list[Subscription] = []
         taken: list[Slot] = []
+        self.was_empty = False
         for client in self.clients:
             for item in client.take():
                 self.receive(client, item, len(ready), served, taken, is_alone)
         if is_alone and taken:
             head = {slot.order for slot in ready[: len(taken)]}
             assert {slot.order for slot in taken} == head, "not from the head"
+        if is_alone and self.was_empty:
+            assert len(taken) == len(ready), "not empty at all"
         self.check(served if is_alone else [])
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(2):
+            while len(self.queue.mailbox) and not self.task.done():
+                await asyncio.sleep(0)
+        if self.task.done():
+            self.task.result()
 
     def receive(
         self,
@@ -322,7 +325,9 @@ class QueueModel(RuleBasedStateMachine):
             consumer = client.consumers[item.tag]
             served.append(consumer)
             assert (item.seq_ids is None) == consumer.no_ack
-            seq_ids = item.seq_ids or [None] * len(item.messages)
+            seq_ids: list[int | None] = [None] * len(item.messages)
+            if item.seq_ids is not None:
+                seq_ids = list(item.seq_ids)
             cost = 0
             for each, seq_id in zip(item.messages, seq_ids, strict=True):
                 cost += 1 + (len(each.body) >> 14)
@@ -338,7 +343,7 @@ class QueueModel(RuleBasedStateMachine):
         elif isinstance(item, c.GetEmpty):
             assert isinstance(client.asked, c.Get)
             client.asked = None
-            assert ready == 0 or not is_alone
+            self.was_empty = True
         elif isinstance(item, c.Done):
             self.answered(client, item, ready, is_alone)
         elif isinstance(item, c.Failed):
@@ -400,10 +405,17 @@ class QueueModel(RuleBasedStateMachine):
     def consumers(self) -> list[Subscription]:
         return [each for client in self.clients for each in client.consumers.values()]
 
+    def active(self) -> Subscription | None:
+        """The single active consumer. Which one that is, is test_consumers.py's to say."""
+        chosen = self.actor._consumers.active
+        for client in self.clients:
+            if chosen is not None and chosen.channel.mailbox is client.mailbox:
+                return client.consumers[chosen.tag]
+        assert not self.consumers(), "nobody is active"
+        return None
+
     def can_take(self, client: Client, consumer: Subscription) -> bool:
-        if self.single_active and consumer is not min(
-            self.consumers(), key=lambda each: each.arrival
-        ):
+        if self.single_active and consumer is not self.active():
             return False
         if client.unsent >= WINDOW:
             return False
@@ -441,8 +453,7 @@ class QueueModel(RuleBasedStateMachine):
                 mine = sum(each.consumer is not None for each in client.held.values())
                 assert mine <= max(client.limit, client.volume)
         if self.single_active and served:
-            active = min(self.consumers(), key=lambda each: each.arrival)
-            assert set(served) == {active}
+            assert set(served) == {self.active()}
 
     def teardown(self) -> None:
         try:
