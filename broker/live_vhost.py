@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.registry import Registries
     from leveret.storage.backing_queue import BackingQueue
+    from leveret.storage.database import Database
     from leveret.storage.vhost_store import VhostStore
 
 log = logging.getLogger(__name__)
@@ -237,6 +238,11 @@ class LiveVhost:
                 definitions.delete_binding(stored)
             elif self.topology.is_durable(thing):
                 definitions.save_binding(stored)
+
+    @property
+    def database(self) -> Database | None:
+        """What a backup has to copy."""
+        return None if self._store is None else self._store.database
 
     # --- what others may see ---------------------------------------------------------------------
 

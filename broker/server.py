@@ -47,6 +47,7 @@ class Broker:
         self.vhosts: dict[str, LiveVhost] = {}
         self.listeners: list[Listener] = []
         self._make_backing = make_backing
+        self._is_stopped = False
 
     def _register_builtins(self) -> None:
         """Built-in kinds come through the same door as those of installed packages."""
@@ -71,7 +72,10 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Listeners first, then connections (closed with 320), then queues."""
+        """Listeners first, then connections (closed with 320), then queues. Twice is fine."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         for listener in self.listeners:
             listener.stop_accepting()
         for listener in self.listeners:

@@ -22,7 +22,8 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -204,7 +205,8 @@ class RangeDrop:
             rows = [row for row in rows if row[0] not in self._keep]
         self._count = len(rows)
         self._bytes = sum([row[1] for row in rows])
-        self._changes = changes = {}
+        changes: dict[int, int] = {}
+        self._changes = changes
         if not rows:
             return
         if self._keep:
@@ -273,6 +275,10 @@ class Database:
         self._log: deque[Operation] = deque()
         # The task that commits; it ends when there is nothing to commit.
         self._task: asyncio.Task[None] | None = None
+        # Held for the length of each commit, and by who must be sure that none runs.
+        self._boundary = asyncio.Lock()
+        # Snapshots that are being copied: they stand in the way of a WAL that starts anew.
+        self.snapshots = 0
         self._in_trouble = False
         self._since_checkpoint = 0
         self.numbers: dict[str, float] = {
@@ -294,9 +300,7 @@ class Database:
     async def _open_writer(self) -> aiosqlite.Connection:
         async with self._opening:
             if self._writer is None:
-                self._writer = await _connect(
-                    self.path, _prepare, self._synchronous, self._schema
-                )
+                self._writer = await _connect(self.path, _prepare, self._synchronous, self._schema)
             return self._writer
 
     async def _open_reader(self) -> aiosqlite.Connection:
@@ -326,6 +330,12 @@ class Database:
         self.put(Barrier(reached.set))
         await reached.wait()
 
+    @asynccontextmanager
+    async def between_commits(self) -> AsyncIterator[None]:
+        """Entered when the commit that runs has ended; none begins before it is left."""
+        async with self._boundary:
+            yield
+
     @property
     def is_open(self) -> bool:
         return self._writer is not None
@@ -343,9 +353,10 @@ class Database:
         """Commit until nothing is left. A batch has gathered since the last commit began."""
         try:
             while self._log:
-                batch = self._take()
-                if not batch.is_empty:
-                    await self._commit(batch)
+                async with self._boundary:
+                    batch = self._take()
+                    if not batch.is_empty:
+                        await self._commit(batch)
                 for call in batch.after:
                     try:
                         call()
@@ -386,7 +397,9 @@ class Database:
     async def _checkpoint(self) -> None:
         assert self._writer is not None
         try:
-            wal_bytes, cpu = await run_in_thread(self._writer, _checkpoint)
+            wal_bytes, cpu = await run_in_thread(
+                self._writer, _checkpoint, self.snapshots == 0
+            )
         except sqlite3.Error as error:
             log.warning("%s: checkpoint failed, it is tried again later: %s", self.path, error)
             return
@@ -598,12 +611,13 @@ def _change_references(connection: sqlite3.Connection, changes: dict[int, int]) 
         )
 
 
-def _checkpoint(connection: sqlite3.Connection) -> tuple[int, float]:
+def _checkpoint(connection: sqlite3.Connection, may_wait: bool) -> tuple[int, float]:
     """Copy pages from the WAL to the database; returns how long the WAL is, in bytes."""
     begun = time.thread_time()
     _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     # The next commit starts the WAL anew if all was copied and nobody reads from it. One that
-    # long was kept from that again and again: wait until the readers are out of the way.
-    if frames * PAGE_SIZE >= WAL_LIMIT_BYTES:
+    # long was kept from that again and again: wait until the readers are out of the way. A
+    # snapshot that is being copied reads for long: waiting would stop all commits, for nothing.
+    if may_wait and frames * PAGE_SIZE >= WAL_LIMIT_BYTES:
         connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
     return frames * PAGE_SIZE, time.thread_time() - begun

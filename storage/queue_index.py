@@ -212,9 +212,7 @@ class QueueIndex:
             counters.delivered,
         )
 
-    def _gather_rows(
-        self, seq_ids: Sequence[int], expires_at_ms: int | None, batch: Batch
-    ) -> None:
+    def _gather_rows(self, seq_ids: Sequence[int], expires_at_ms: int | None, batch: Batch) -> None:
         pop = self._unwritten.pop
         parameters = batch.messages
         base, store = self._base, self._store

@@ -293,7 +293,9 @@ class VariableQueue:
     ) -> None:
         """Hand a run, positions ascending, with one expiry, to an index."""
         messages = [status.message for status in statuses if status.message is not None]
-        index.write([status.seq_id for status in statuses], messages, statuses[0].expires_at_ms, committed)
+        index.write(
+            [status.seq_id for status in statuses], messages, statuses[0].expires_at_ms, committed
+        )
         for status, message in zip(statuses, messages, strict=True):
             if index.is_separate(message):
                 status.body_id = index.reserve(message)
@@ -336,8 +338,8 @@ class VariableQueue:
         return len(taken)
 
     def drop(self, count: int) -> int | Loading:
-        # What is to go need not be read.
-        taken = self._take_ready(min(count, self._len), None, on_disk_too=True)
+        # What is to go need not be read, unless it is being read already.
+        taken = self._take_ready(min(count, self._len), None, on_disk_too=self._read is None)
         if not taken and self._len:
             return self._must_read()
         if taken:
@@ -533,8 +535,6 @@ class VariableQueue:
         # q4 has alphas only, before q3's first: what is not in memory goes into q3, and with it
         # all that comes after it.
         end = _place_of(self.q3[0].seq_id, statuses) if self.q3 else len(statuses)
-        if not self.q3 and self.delta.count and not self.q4:
-            end = 0
         for place in range(end):
             if statuses[place].message is None:
                 end = place
@@ -674,7 +674,7 @@ class VariableQueue:
         self.disk_reads += 1
         if self._read_is_void:
             # Purged; what was requeued since then belongs to the queue as it is now.
-            self._put_back(later)
+            self._put_back(sorted(later, key=attrgetter("seq_id")))
             return
         found.sort(key=attrgetter("seq_id"))
         del found[self._segment_size :]
@@ -729,17 +729,16 @@ class VariableQueue:
             if self._read_is_void:
                 return
             for seq_id, message in found:
-                waiting = by_seq.pop(seq_id, None)
-                # It may have been dropped meanwhile, which needs no reading.
-                if waiting is not None and waiting in self._still_ready(waiting):
+                waiting = by_seq.get(seq_id)
+                if waiting is not None:
                     waiting.message = message
                     self.ram_count += 1
                     self._ram_bytes += waiting.size
                     self._ahead_bytes += waiting.size
-        if head.message is None and self.q3 and self.q3[0] is head:
+        if head.message is None:
             # Never ask for ever for what is not there.
             log.error("a message that was counted is not on disk (position %d)", head.seq_id)
-            self.q3.popleft()
+            self.q3.remove(head)
             self._len -= 1
             self._ready_bytes -= head.size
 
@@ -765,19 +764,19 @@ class VariableQueue:
         excess = max(0, self.ram_count + len(self.ram_pending) - int(target))
         quota = min(excess, PAGING_STEP)
         if self.memory.acks_grow_faster():
-            quota_left = self._limit_ram_acks(quota)
-            self.push_alphas_to_betas(quota_left)
+            left = self.push_alphas_to_betas(self._limit_ram_acks(quota))
         else:
-            quota_left = self.push_alphas_to_betas(quota)
-            self._limit_ram_acks(quota_left)
-        betas = len(self.q2) + len(self.q3)
+            left = self._limit_ram_acks(self.push_alphas_to_betas(quota))
         permitted = permitted_beta_count(
             self._len, len(self.q1), len(self.q3), len(self.q4), target, self._segment_size
         )
-        surplus = betas - permitted
+        surplus = len(self.q2) + len(self.q3) - permitted
+        is_short = False
         if surplus >= IO_BATCH_SIZE:
-            self.push_betas_to_deltas(int(min(surplus, 2 * PAGING_STEP)))
-        more = excess > quota or surplus > 2 * PAGING_STEP
+            betas = int(min(surplus, 2 * PAGING_STEP))
+            is_short = self.push_betas_to_deltas(betas) == 0 and surplus > betas
+        # Where nothing moved, nothing will: what was read ahead stays.
+        more = (excess > quota and not left) or is_short
         if more and not self._has_to_page:
             self._has_to_page = True
             self._wake()
@@ -797,7 +796,7 @@ class VariableQueue:
         statuses = [self.ram_pending.pop(seq_id) for seq_id in chosen]
         self._write_transients(statuses)
         for status in statuses:
-            self._drop_message(status)
+            status.message = None
             self.disk_pending[status.seq_id] = status
         return quota - len(statuses)
 
@@ -822,40 +821,44 @@ class VariableQueue:
 
     def push_betas_to_deltas(self, quota: int) -> int:
         """From q3's rear, but not its first segment; then from q2's front [115]."""
-        if self._read is not None:
-            return quota  # the delta and the front of q3 stand still while they are read
-        if self.q3:
+        moved: list[MsgStatus] = []
+        # The front of the delta and q3 stand still while they are read.
+        if self._read is None and self.q3:
             limit = _next_segment_boundary(self.q3[0].seq_id, self._segment_size)
-            while quota and self.q3[-1].seq_id >= limit:
-                self._beta_to_delta(self.q3.pop())
-                quota -= 1
-        while quota and self.q2:
-            self._beta_to_delta(self.q2.popleft())
-            quota -= 1
-        return quota
+            while len(moved) < quota and self.q3[-1].seq_id >= limit:
+                moved.append(self.q3.pop())
+            self._ahead_bytes -= sum([s.size for s in moved if s.message is not None])
+        while len(moved) < quota and self.q2:
+            moved.append(self.q2.popleft())
+        self._page_out(moved)
+        for status in moved:
+            self.delta.add(status)
+        self.paged_out += len(moved)
+        return quota - len(moved)
 
-    def _beta_to_delta(self, status: MsgStatus) -> None:
-        self._page_out([status])
-        self._add_to_delta(status)
-        self.paged_out += 1
+    def set_lazy(self, *, is_lazy: bool) -> None:
+        """Lazy: all that is published goes to disk alone, and is read when it is wanted [125].
 
-    def _add_to_delta(self, status: MsgStatus) -> None:
-        if status.redelivered and status.seq_id >= self._redelivered_below:
-            self._redelivered.add(status.seq_id)
-        self.delta.add(status)
+        What is in memory goes to disk now; back from lazy, it stays there until it is fetched.
+        """
+        if is_lazy and not self.is_lazy:
+            rear = [*self.q2, *self.q1]
+            self._page_out(rear)
+            self.q2.clear()
+            self.q1.clear()
+            for status in rear:
+                self.delta.add(status)
+            self.push_q4(len(self.q4))
+            self.push_betas_to_deltas(len(self.q3))
+        self.is_lazy = is_lazy
 
     def _page_out(self, statuses: list[MsgStatus]) -> None:
         self._write_transients(statuses)
         for status in statuses:
             if status.message is not None:
-                self._drop_message(status)
+                status.message = None
                 self.ram_count -= 1
                 self._ram_bytes -= status.size
-
-    def _drop_message(self, status: MsgStatus) -> None:
-        if status.message is not None:
-            status.body_id = status.message.body_id
-            status.message = None
 
     def _write_transients(self, statuses: Iterable[MsgStatus]) -> None:
         """What is only in memory so far goes to the transient file."""
@@ -864,11 +867,11 @@ class VariableQueue:
             return
         if self._transient is None:
             self._transient = self._make_transient_index()
+        transient.sort(key=attrgetter("seq_id"))
+        for _, run in groupby(transient, key=attrgetter("expires_at_ms")):
+            self._write(self._transient, list(run), None)
         for status in transient:
-            assert status.message is not None
             status.is_on_disk = True
-            self._transient.write([status.seq_id], [status.message], status.expires_at_ms, None)
-        self._spend(len(transient))
 
     # --- what others may see ---------------------------------------------------------------------
 
@@ -916,35 +919,55 @@ class VariableQueue:
 
     def check_invariants(self) -> None:
         """For tests, after every operation [106, 116]."""
-        is_reading = self._read is not None
         delta = self.delta
+        later = self._requeue_later
+        queues = (self.q4, self.q3, self.q2, self.q1)
+        ready = [status for queue in queues for status in queue]
         assert not self.q1 or self.q3 or delta.count, "q1 without q3"
         assert not self.q2 or delta.count, "q2 without delta"
-        held_back = len(self._requeue_later)
-        queues = (self.q4, self.q3, self.q2, self.q1)
-        assert self._len == sum(map(len, queues)) + delta.count + held_back, "length"
-        in_order: list[int] = [status.seq_id for status in (*self.q4, *self.q3)]
+        assert self._len == len(ready) + delta.count + len(later), "length"
+        size = sum(status.size for status in (*ready, *later)) + delta.bytes
+        assert self._ready_bytes == size, "bytes"
+        in_order = [status.seq_id for status in (*self.q4, *self.q3)]
         if delta.count:
-            assert delta.start + delta.count <= delta.end, "delta"
-            assert not in_order or in_order[-1] < delta.start or is_reading, "q3 before delta"
+            assert delta.count <= delta.end - delta.start, "delta"
+            assert 0 <= delta.transient <= delta.count, "transient in delta"
+            assert not in_order or in_order[-1] < delta.start, "q3 before delta"
             in_order.append(delta.end - 1)
+        else:
+            assert not delta.bytes, "bytes in an empty delta"
+            assert not delta.transient, "transient ones in an empty delta"
+            assert not later, "nothing to wait for"
         in_order += [status.seq_id for status in (*self.q2, *self.q1)]
         assert in_order == sorted(set(in_order)), "order"
-        for queue in queues:
-            for status in queue:
-                assert status.message is not None or status.is_on_disk, "nowhere"
-                assert not status.is_persistent or status.is_on_disk, "not on disk"
+        for status in (*ready, *later, *self.ram_pending.values(), *self.disk_pending.values()):
+            assert status.message is not None or status.is_on_disk, "nowhere"
+            assert not status.is_persistent or status.is_on_disk, "not on disk"
         assert all(status.message is not None for status in (*self.q4, *self.q1)), "alphas"
-        in_memory = [s for queue in queues for s in queue if s.message is not None]
+        assert all(status.message is None for status in self.q2), "betas"
+        in_memory = [status.size for status in ready if status.message is not None]
         assert self.ram_count == len(in_memory), "ram count"
-        assert self._ram_bytes == sum(status.size for status in in_memory), "ram bytes"
+        assert self._ram_bytes == sum(in_memory), "ram bytes"
+        ahead = sum(status.size for status in self.q3 if status.message is not None)
+        assert self._ahead_bytes == ahead, "read ahead"
         assert all(status.message is not None for status in self.ram_pending.values())
-        assert self._ready_bytes >= 0
+        assert all(status.message is None for status in self.disk_pending.values())
+        pending = (*self.ram_pending.values(), *self.disk_pending.values())
+        assert self._pending_bytes == sum(status.size for status in pending), "pending bytes"
+        if self.is_lazy:
+            assert not any((self.q1, self.q2, self.q4)), "lazy"
 
 
-def _entry(status: MsgStatus) -> Entry:
-    assert status.message is not None
-    return Entry(status.seq_id, status.message, status.redelivered, status.expires_at_ms)
+def _loaded(position: Position, is_persistent: bool) -> MsgStatus:
+    return MsgStatus(
+        position.seq_id,
+        None,
+        position.size,
+        position.expires_at_ms,
+        is_persistent,
+        True,
+        position.body_id or 0,
+    )
 
 
 def _next_segment_boundary(seq_id: int, segment_size: int) -> int:
@@ -952,12 +975,25 @@ def _next_segment_boundary(seq_id: int, segment_size: int) -> int:
 
 
 def _merge_into(queue: deque[MsgStatus], statuses: list[MsgStatus]) -> None:
-    """Both ascend by position; so does what comes of it."""
+    """Both ascend by position; so does what comes of it. Cheap if that is near the head."""
     if not statuses:
         return
-    if not queue or statuses[-1].seq_id < queue[0].seq_id:
-        queue.extendleft(reversed(statuses))
-        return
-    merged = sorted([*queue, *statuses], key=lambda status: status.seq_id)
-    queue.clear()
-    queue.extend(merged)
+    # All that changes lies between these two places: mostly none, at the head.
+    start = _place_of(statuses[0].seq_id, queue)
+    end = _place_of(statuses[-1].seq_id, queue)
+    queue.rotate(-start)
+    if end > start:
+        between = [queue.popleft() for _ in range(end - start)]
+        statuses = sorted([*between, *statuses], key=attrgetter("seq_id"))
+    queue.extendleft(reversed(statuses))
+    queue.rotate(start)
+
+
+def _place_of(seq_id: int, queue: Sequence[MsgStatus]) -> int:
+    """How many stand before ``seq_id``; cheap if they are few."""
+    length = len(queue)
+    # A deque is slow in its middle: go there only if the head says so.
+    end = 1
+    while end <= length and queue[end - 1].seq_id < seq_id:
+        end <<= 1
+    return bisect_left(queue, seq_id, end >> 1, min(end, length), key=attrgetter("seq_id"))

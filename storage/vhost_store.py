@@ -24,6 +24,8 @@ from leveret.storage.queue_index import Counters, QueueIndex
 from leveret.storage.variable_queue import VariableQueue
 
 SCHEMA_VERSION = 1
+# How the name of a file ends that holds what was paged out, and need not survive anything.
+TRANSIENT_SUFFIX = ".transient.db"
 _NAME_MAX = 100
 
 
@@ -40,7 +42,8 @@ class StoreSettings(NamedTuple):
 
 def file_stem(vhost: str) -> str:
     """A file name that shows the virtual host's; the file itself knows it exactly."""
-    stem = quote(vhost, safe="")
+    # A virtual host "a.transient" must not get the name of the second file of "a".
+    stem = quote(vhost, safe="").replace(".transient", "%2Etransient")
     if len(stem) <= _NAME_MAX:
         return stem
     return stem[:_NAME_MAX] + "-" + hashlib.sha256(vhost.encode()).hexdigest()[:16]
@@ -75,7 +78,7 @@ class VhostStore:
             sleep=sleep,
         )
         self._transient = Database(
-            folder / f"{stem}.transient.db",
+            folder / f"{stem}{TRANSIENT_SUFFIX}",
             schema=schema,
             synchronous="OFF",
             on_trouble=on_trouble,

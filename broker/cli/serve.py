@@ -97,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
 async def serve(settings: Settings) -> None:
     """Start a broker, tell the user, wait for a signal, stop it."""
     from leveret.broker.server import Broker
+    from leveret.storage.vhost_store import StoreError
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -109,6 +110,8 @@ async def serve(settings: Settings) -> None:
         await broker.start()
     except OSError as error:
         raise ServeError(explain_start_failure(error, settings)) from error
+    except StoreError as error:
+        raise ServeError(str(error)) from error
     try:
         print(banner(settings, broker), flush=True)
         spare_the_collector()

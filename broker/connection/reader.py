@@ -144,7 +144,9 @@ class Reader:
         try:
             await self._open_and_serve()
         except PeerGone as gone:
-            log.info("%s: %s", self.name, gone)
+            # Port scans and health checks never open anything: not worth a line.
+            level = logging.DEBUG if self._context is None else logging.INFO
+            log.log(level, "%s: %s", self.name, gone)
         except SilentClose as silent:
             log.warning("%s: closed without a word: %s", self.name, silent)
             if silent.delay_s:

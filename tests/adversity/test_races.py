@@ -132,6 +132,34 @@ async def test_publishing_to_a_queue_that_comes_and_goes(broker: Broker, mandato
         await wait_same(broker, before)
 
 
+async def test_publish_behind_a_delete(broker: Broker) -> None:
+    """Accepted by the channel, never taken by the queue: returned if mandatory, and confirmed."""
+    returned = 0
+    async with (
+        await RawClient.open(broker.port) as publisher,
+        await RawClient.open(broker.port) as other,
+    ):
+        await select_confirms(publisher)
+        before = take_census(broker)
+        for number in range(1, 51):
+            await make_queue(other, "q")
+            # Both are sent before the broker runs, and meet in the queue's mailbox.
+            await other.tell(1, make(commands.Queue.Delete, queue="q"))
+            await publisher.send(publish(1, "q", b"x", mandatory=True))
+            deleted = await other.expect(commands.Queue.DeleteOk)
+            got = await publisher.receive()
+            if isinstance(got.method, commands.Basic.Return):
+                assert deleted.message_count == 0
+                returned += 1
+                got = await publisher.receive()
+            else:
+                assert deleted.message_count == 1
+            assert isinstance(got.method, commands.Basic.Ack)
+            assert got.method.delivery_tag == number
+        assert returned > 0
+        await wait_same(broker, before)
+
+
 async def test_questions_to_a_queue_that_comes_and_goes(broker: Broker) -> None:
     """Whoever comes too late is told 404; nobody waits for ever."""
     questions = [

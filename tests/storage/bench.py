@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from leveret.protocol.message import Message
 from leveret.storage.backing_queue import LOADING, BackingQueue, Confirm, Entry, Nothing, Predicate
 from leveret.storage.memory_queue import MemoryQueue
+from tests.storage.stage import Driven, Stage
 
 T = TypeVar("T")
 
 
-def message(body: str) -> Message:
-    return Message(b"\x00\x01q", "", "q", b"\x00\x00", body.encode(), 0, False)
+def message(body: str, *, persistent: bool = False) -> Message:
+    return Message(b"\x00\x01q", "", "q", b"\x00\x00", body.encode(), 0, persistent)
 
 
 class Seen(NamedTuple):
@@ -30,7 +31,16 @@ class Bench:
     def __init__(self, make: Callable[[Bench], BackingQueue]) -> None:
         self.wakes = 0
         self.scheduled: list[Callable[[], None]] = []
+        # Where the queue reads and writes, if it does.
+        self.stage: Stage | None = None
+        # Does a call that can give more give less?
+        self.gives_all = True
+        self.persistent = False
         self.queue = make(self)
+
+    def close(self) -> None:
+        if self.stage is not None:
+            self.stage.close()
 
     def wake(self) -> None:
         self.wakes += 1
@@ -38,7 +48,13 @@ class Bench:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.scheduled.append(callback)
 
+    def message(self, body: str) -> Message:
+        return message(body, persistent=self.persistent)
+
     def run_scheduled(self) -> None:
+        """Let everything that is under way come to its end."""
+        if self.stage is not None:
+            self.stage.settle()
         scheduled, self.scheduled = self.scheduled, []
         for callback in scheduled:
             callback()
@@ -46,9 +62,9 @@ class Bench:
     def settled(self, ask: Callable[[], T | Nothing]) -> T | Nothing:
         """The answer; after LOADING exactly one wake must come, and the answer with it."""
         self.run_scheduled()
+        wakes = self.wakes
         answer = ask()
         if answer is LOADING:
-            wakes = self.wakes
             self.run_scheduled()
             assert self.wakes == wakes + 1
             answer = ask()
@@ -56,29 +72,48 @@ class Bench:
         return answer
 
     def publish(self, *bodies: str, confirm: Confirm | None = None) -> None:
-        self.queue.publish([message(body) for body in bodies], confirm)
+        self.queue.publish([self.message(body) for body in bodies], confirm)
 
     def publish_delivered(self, *bodies: str, confirm: Confirm | None = None) -> int:
-        return self.queue.publish_delivered([message(body) for body in bodies], confirm)
+        return self.queue.publish_delivered([self.message(body) for body in bodies], confirm)
 
     def take(self, limit: int = 1000, *, max_bytes: int | None = None) -> list[Entry]:
         """Fetch with acks; an empty list if there is nothing."""
-        return self._entries(
-            lambda: self.queue.fetch(limit, ack_required=True, max_bytes=max_bytes)
+        return self._all(
+            lambda limit, room: self._entries(
+                lambda: self.queue.fetch(limit, ack_required=True, max_bytes=room)
+            ),
+            limit,
+            max_bytes,
         )
 
     def take_no_ack(self, limit: int = 1000) -> list[Entry]:
-        return self._entries(lambda: self.queue.fetch(limit, ack_required=False))
+        return self._all(
+            lambda limit, room: self._entries(lambda: self.queue.fetch(limit, ack_required=False)),
+            limit,
+            None,
+        )
 
     def take_while(
         self, predicate: Predicate, limit: int = 1000, *, max_bytes: int | None = None
     ) -> list[Entry]:
-        return self._entries(lambda: self.queue.fetch_while(predicate, limit, max_bytes=max_bytes))
+        return self._all(
+            lambda limit, room: self._entries(
+                lambda: self.queue.fetch_while(predicate, limit, max_bytes=room)
+            ),
+            limit,
+            max_bytes,
+        )
 
     def drop(self, count: int) -> int:
-        dropped = self.settled(lambda: self.queue.drop(count))
-        assert isinstance(dropped, int)
-        return dropped
+        """In as many calls as that takes."""
+        total = 0
+        while True:
+            dropped = self.settled(lambda: self.queue.drop(count - total))
+            assert isinstance(dropped, int)
+            total += dropped
+            if self.gives_all or not dropped or total == count:
+                return total
 
     def drop_while(self, predicate: Predicate) -> int:
         """All that go, in as many calls as that takes."""
@@ -102,6 +137,27 @@ class Bench:
             ]
         return seen
 
+    def _all(
+        self,
+        ask: Callable[[int, int | None], list[Entry]],
+        limit: int,
+        max_bytes: int | None,
+    ) -> list[Entry]:
+        """What fits within both limits, also from a queue that gives less at a time."""
+        entries = ask(limit, max_bytes)
+        while entries and not self.gives_all and len(entries) < limit:
+            room = None
+            if max_bytes is not None:
+                room = max_bytes - sum(len(entry.message.body) for entry in entries)
+                head = self.peek()
+                if not isinstance(head, Entry) or len(head.message.body) > room:
+                    break
+            more = ask(limit - len(entries), room)
+            if not more:
+                break
+            entries += more
+        return entries
+
     def _entries(self, ask: Callable[[], list[Entry] | Nothing]) -> list[Entry]:
         answer = self.settled(ask)
         return answer if isinstance(answer, list) else []
@@ -115,7 +171,30 @@ def _memory_loading(bench: Bench) -> BackingQueue:
     return MemoryQueue(bench.wake, random.Random(1), bench.call_soon)
 
 
+def _variable(
+    *,
+    is_durable: bool = True,
+    persistent: bool = True,
+    is_lazy: bool = False,
+    is_paging: bool = False,
+) -> Callable[[Bench], BackingQueue]:
+    def make(bench: Bench) -> BackingQueue:
+        bench.stage = Stage(bench.wake, is_durable=is_durable, is_lazy=is_lazy)
+        bench.gives_all = False
+        bench.persistent = persistent
+        driven = Driven(bench.stage, random.Random(2) if is_paging else None)
+        return cast(BackingQueue, driven)
+
+    return make
+
+
 IMPLEMENTATIONS: dict[str, Callable[[Bench], BackingQueue]] = {
     "memory": _memory,
     "memory-loading": _memory_loading,
+    "variable": _variable(),
+    "variable-paging": _variable(is_paging=True),
+    "variable-lazy": _variable(is_lazy=True),
+    "transient": _variable(persistent=False),
+    "transient-paging": _variable(persistent=False, is_paging=True),
+    "not-durable-paging": _variable(is_durable=False, is_paging=True),
 }

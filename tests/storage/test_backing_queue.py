@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leveret.storage.backing_queue import EMPTY, Confirm, Entry
-from tests.storage.bench import Bench, Seen, message
+from tests.storage.bench import Bench, Seen
 
 
 def ids(entries: list[Entry]) -> list[int]:
@@ -60,7 +60,7 @@ def test_fetch_stays_within_max_bytes(bench: Bench, max_bytes: int, taken: str) 
 
 
 def test_the_message_itself_comes_back(bench: Bench) -> None:
-    published = message("a")
+    published = bench.message("a")
     bench.queue.publish([published], None)
     [entry] = bench.take()
     assert entry.message.body == published.body
@@ -215,7 +215,7 @@ def test_fetch_while_is_bounded(bench: Bench) -> None:
 
 
 def test_predicates_see_what_fetch_would_give(bench: Bench) -> None:
-    bench.queue.publish([message("a")], None, 7)
+    bench.queue.publish([bench.message("a")], None, 7)
     bench.publish("b")
     bench.queue.requeue(ids(bench.take(1)))
     shown: list[Entry] = []
@@ -236,13 +236,13 @@ def test_predicates_see_what_fetch_would_give(bench: Bench) -> None:
 
 
 def test_expiry_is_kept(bench: Bench) -> None:
-    bench.queue.publish([message("a"), message("b")], None, 1000)
+    bench.queue.publish([bench.message("a"), bench.message("b")], None, 1000)
     bench.publish("c")
     assert [entry.expires_at_ms for entry in bench.take()] == [1000, 1000, None]
 
 
 def test_requeue_keeps_the_expiry(bench: Bench) -> None:
-    first = bench.queue.publish_delivered([message("a")], None, 1000)
+    first = bench.queue.publish_delivered([bench.message("a")], None, 1000)
     bench.queue.requeue([first])
     [entry] = bench.take()
     assert entry.expires_at_ms == 1000
@@ -250,7 +250,7 @@ def test_requeue_keeps_the_expiry(bench: Bench) -> None:
 
 def test_drop_while_expired(bench: Bench) -> None:
     for expiry in (10, 30, 20):
-        bench.queue.publish([message(str(expiry))], None, expiry)
+        bench.queue.publish([bench.message(str(expiry))], None, expiry)
 
     def is_expired(entry: Entry) -> bool:
         return entry.expires_at_ms is not None and entry.expires_at_ms <= 20
@@ -261,7 +261,7 @@ def test_drop_while_expired(bench: Bench) -> None:
 
 def test_peek_leaves_the_head(bench: Bench) -> None:
     assert bench.peek() is EMPTY
-    bench.queue.publish([message("a")], None, 5)
+    bench.queue.publish([bench.message("a")], None, 5)
     head = bench.peek()
     assert isinstance(head, Entry)
     assert (head.message.body, head.redelivered, head.expires_at_ms) == (b"a", False, 5)
@@ -297,7 +297,7 @@ def test_statistics_agree_with_the_counts(bench: Bench) -> None:
 
 
 def test_nothing_is_a_duplicate(bench: Bench) -> None:
-    published = message("a")
+    published = bench.message("a")
     bench.queue.publish([published], None)
     assert not bench.queue.is_duplicate(published)
 
@@ -320,7 +320,7 @@ def test_every_number_is_confirmed_once(bench: Bench) -> None:
     bench.publish("a", "b", confirm=Confirm(one, 1, 2))
     bench.publish("c")
     bench.publish_delivered("d", confirm=Confirm(two, 1, 1))
-    bench.queue.discard([message("e")], Confirm(one, 3, 3))
+    bench.queue.discard([bench.message("e")], Confirm(one, 3, 3))
     assert sorted(confirmed(bench), key=lambda pair: (pair[0] is two, pair[1])) == [
         (one, 1),
         (one, 2),
@@ -331,7 +331,7 @@ def test_every_number_is_confirmed_once(bench: Bench) -> None:
 
 
 def test_discarded_messages_are_not_kept(bench: Bench) -> None:
-    bench.queue.discard([message("a")], None)
+    bench.queue.discard([bench.message("a")], None)
     assert bench.queue.depth() == 0
     assert confirmed(bench) == []
 

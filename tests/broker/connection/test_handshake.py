@@ -211,10 +211,20 @@ async def test_a_virtual_host_that_does_not_exist(timeless: Broker) -> None:
         assert (closed.class_id, closed.method_id) == (10, 40)
 
 
-async def test_something_else_than_open(timeless: Broker, clock: VirtualClock) -> None:
+async def test_something_else_than_open(timeless: Broker) -> None:
+    """From tune-ok on, mistakes are answered."""
     async with await log_in(timeless) as client:
         await client.tell(0, make(TUNE_OK, frame_max=131072, channel_max=2047))
-        await client.tell(0, make(START_OK))
+        closed = await client.call(0, make(START_OK), commands.Connection.Close)
+        assert closed.reply_code == 504
+        assert (closed.class_id, closed.method_id) == (10, 11)
+
+
+async def test_a_malformed_frame_before_tune_is_met_with_silence(
+    timeless: Broker, clock: VirtualClock
+) -> None:
+    async with await begin(timeless) as client:
+        await client.send(b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x0b\x00")
         await expect_silent_close(timeless, client, clock, SILENCE_S)
 
 

@@ -307,7 +307,8 @@ class QueueModel(RuleBasedStateMachine):
 
     async def settled(self) -> None:
         async with asyncio.timeout(2):
-            while len(self.queue.mailbox) and not self.task.done():
+            # The turns that the queue's task needs.
+            while len(self.queue.mailbox) and not self.task.done():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         if self.task.done():
             self.task.result()

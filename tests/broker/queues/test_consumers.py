@@ -265,6 +265,17 @@ def test_the_next_in_line_becomes_active() -> None:
     assert bench.turns(1) == ["d"]
 
 
+def test_the_highest_priority_in_line_becomes_active() -> None:
+    """Nobody is replaced for it: only when the active one goes."""
+    bench = Bench(single_active=True)
+    first = bench.add("first")
+    bench.add("low")
+    bench.add("high", priority=2)
+    bench.add("also high", priority=2)
+    bench.consumers.remove(first.channel.mailbox, "first")
+    assert bench.turns(2) == ["high", "high"]
+
+
 def test_those_in_line_get_nothing_while_the_active_one_is_blocked() -> None:
     bench = Bench(single_active=True)
     active = bench.add("a", prefetch=1)

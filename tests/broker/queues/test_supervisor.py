@@ -211,9 +211,9 @@ async def test_whoever_asked_is_answered(
         queue.mailbox.put(c.Get(culprit.mailbox, False))
         ask(queue, asker.mailbox)
 
-    await bench.crash(queue, put)
-    assert culprit.take() == [c.Gone()]
-    assert asker.take() == [c.Gone()]
+    before = await bench.crash(queue, put)
+    assert culprit.take() == [c.Gone(), c.QueueDown(before, crashed=True)]
+    assert asker.take() == [c.Gone(), c.QueueDown(before, crashed=True)]
 
 
 async def test_consumers_taken_in_the_batch_that_crashes_are_answered(
@@ -236,7 +236,7 @@ async def test_consumers_taken_in_the_batch_that_crashes_are_answered(
         c.ConsumerCancelled("tag"),
         c.QueueDown(before, crashed=True),
     ]
-    assert second.take() == [c.Gone()]
+    assert second.take() == [c.Gone(), c.QueueDown(before, crashed=True)]
 
 
 async def test_a_shared_limit_gets_back_what_a_crash_had_taken(bench: Bench, port: Port) -> None:
