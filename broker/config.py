@@ -102,10 +102,47 @@ class Size:
         return Whole(self.low, self.high, self.zero).read(raw)
 
     def write(self, value: int) -> str:
-        for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        for unit in ("GiB", "MiB", "KiB", "GB", "MB"):
+            factor = _UNITS[unit.lower()]
             if value and value % factor == 0:
                 return f"{value // factor}{unit}"
         return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of something, up to 1; or, where a share says too little, bytes."""
+
+    low_size: int
+    high_size: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a share from 0 to 1, or {self._size.allowed}"
+
+    @property
+    def _size(self) -> Size:
+        return Size(self.low_size, self.high_size)
+
+    def read(self, raw: object) -> float:
+        share = raw
+        if isinstance(raw, str):
+            try:
+                share = float(raw)
+            except ValueError:
+                return self._size.read(raw)
+        if not isinstance(share, int | float) or isinstance(share, bool):
+            raise ValueError
+        if 0 <= share <= 1:
+            return float(share)
+        if isinstance(share, float):
+            if not share.is_integer():  # nor is infinity
+                raise ValueError
+            share = int(share)
+        return self._size.read(share)
+
+    def write(self, value: float) -> str:
+        return f"{value:g}" if value <= 1 else self._size.write(int(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +275,17 @@ class Settings:
     )
     store_credit: int = _setting(
         4000, Whole(100, 10_000_000), "Rows a queue may be ahead of its store."
+    )
+    memory_high_watermark: float = _setting(
+        0.4,
+        Share(1024**2, 2**50),
+        "Memory from which on publishers are blocked, of the machine's or the container's; from"
+        " half of it on messages are paged out.",
+    )
+    disk_free_limit: int = _setting(
+        50_000_000,
+        Size(1, 2**50, "no limit"),
+        "Room on the data folder's disk below which publishers are blocked.",
     )
     message_timestamp: str = _setting(
         "off",

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from leveret.broker.admin.control import ControlSocket
+from leveret.broker.admin.handlers import Handlers
+from leveret.broker.alarms import Alarms, DiskMonitor
 from leveret.broker.auth.mechanisms import AmqPlain, Plain
 from leveret.broker.auth.users import Users
 from leveret.broker.clock import Clock, RealClock
@@ -18,10 +22,13 @@ from leveret.broker.connection.listener import Listener
 from leveret.broker.exchanges import register_builtins
 from leveret.broker.interceptors.timestamp import TimestampInterceptor
 from leveret.broker.live_vhost import LiveVhost
+from leveret.broker.memory_monitor import MemoryMonitor, Probes
 from leveret.broker.registry import Registries
+from leveret.storage.folder_lock import FolderLock
 from leveret.storage.vhost_store import StoreSettings, VhostStore
 
 if TYPE_CHECKING:
+    from leveret.broker.mailbox import Mailbox
     from leveret.storage.backing_queue import BackingQueue
 
 # How long clients may take to agree to a shutdown.
@@ -36,9 +43,11 @@ class Broker:
         settings: Settings | None = None,
         clock: Clock | None = None,
         make_backing: Callable[[Callable[[], None]], BackingQueue] | None = None,
+        probes: Probes | None = None,
     ) -> None:
         """``make_backing`` makes what keeps each queue's messages, instead of the files in the
-        data folder: ``MemoryQueue`` for a broker that writes nothing."""
+        data folder: ``MemoryQueue`` for a broker that writes nothing. ``probes`` tell how
+        much memory and disk there is, instead of this machine."""
         self.settings = settings if settings is not None else Settings()
         self.clock = clock if clock is not None else RealClock()
         self.registries = Registries()
@@ -47,6 +56,12 @@ class Broker:
         self.vhosts: dict[str, LiveVhost] = {}
         self.listeners: list[Listener] = []
         self._make_backing = make_backing
+        self._probes = probes if probes is not None else Probes()
+        self.alarms = Alarms()
+        self.memory: MemoryMonitor | None = None
+        self.disk: DiskMonitor | None = None
+        self._lock = FolderLock(self.settings.data)
+        self._control: ControlSocket | None = None
         self._is_stopped = False
 
     def _register_builtins(self) -> None:
@@ -62,6 +77,7 @@ class Broker:
         self.registries.load_entry_points()
         self.users.add(settings.default_user, settings.default_pass)
         await self.add_vhost(settings.default_vhost)
+        self._start_monitors()
         listener = Listener(self, "amqp", settings.host, settings.port)
         self.listeners.append(listener)
         try:
@@ -82,6 +98,9 @@ class Broker:
             await listener.close_connections(CLOSE_CONNECTIONS_S)
         for vhost in self.vhosts.values():
             await vhost.stop()
+        for monitor in (self.memory, self.disk):
+            if monitor is not None:
+                monitor.stop()
         self.clock.close()
 
     async def __aenter__(self) -> Broker:
@@ -95,6 +114,24 @@ class Broker:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+    def _start_monitors(self) -> None:
+        """Memory and disk are looked at before the first client comes, and from then on."""
+        settings, probes = self.settings, self._probes
+        if self._make_backing is None:
+            self.disk = DiskMonitor(
+                self.clock, settings.data, settings.disk_free_limit, probes.free_disk, self.alarms
+            )
+            self.disk.start()
+        self.memory = MemoryMonitor(
+            self.clock, settings.memory_high_watermark, probes, self._queue_mailboxes, self.alarms
+        )
+        self.memory.start()
+
+    def _queue_mailboxes(self) -> Iterator[Mailbox]:
+        for vhost in self.vhosts.values():
+            for queue in vhost.topology.queues.values():
+                yield queue.mailbox
 
     async def add_vhost(self, name: str) -> LiveVhost:
         """Start a virtual host, with what its files have of it."""
@@ -115,7 +152,7 @@ class Broker:
                 StoreSettings(settings.synchronous, settings.queue_index_embed_msgs_below),
                 now=self.clock.monotonic,
                 sleep=self.clock.sleep,
-                on_trouble=lambda error: None,
+                on_trouble=partial(self.alarms.on_trouble, name),
             )
             vhost = LiveVhost(name, self.registries, self.clock, settings, store=store)
         await vhost.start()
@@ -147,4 +184,7 @@ class Broker:
             ],
             "vhosts": [vhost.statistics() for vhost in self.vhosts.values()],
             "timers": self.clock.statistics(),
+            "alarms": self.alarms.statistics(),
+            "memory": {} if self.memory is None else self.memory.statistics(),
+            "disk": {} if self.disk is None else self.disk.statistics(),
         }

@@ -138,6 +138,15 @@ class BackingQueue(Protocol):
     def ready_bytes(self) -> int:
         """Size of the bodies that are ready."""
 
+    def ram_duration(self) -> float:
+        """How many seconds what is in memory lasts at the present rates; infinity: for ever."""
+
+    def set_ram_duration_target(self, duration_s: float) -> None:
+        """So long may messages in memory last; the rest goes to disk, a step at a time.
+
+        Those who have no disk do nothing.
+        """
+
     def resume(self) -> None:
         """Called after each wake, before anything else: a step of work that waits, if any."""
 

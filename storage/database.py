@@ -397,9 +397,7 @@ class Database:
     async def _checkpoint(self) -> None:
         assert self._writer is not None
         try:
-            wal_bytes, cpu = await run_in_thread(
-                self._writer, _checkpoint, self.snapshots == 0
-            )
+            wal_bytes, cpu = await run_in_thread(self._writer, _checkpoint, self.snapshots == 0)
         except sqlite3.Error as error:
             log.warning("%s: checkpoint failed, it is tried again later: %s", self.path, error)
             return

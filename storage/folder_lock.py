@@ -32,9 +32,7 @@ class FolderLock:
     def take(self) -> None:
         """Raises FolderInUse, or OSError where the file cannot be made."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(
-            self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        descriptor = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

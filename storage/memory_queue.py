@@ -15,6 +15,7 @@ Whoever passes tests against that can be given a queue that really reads.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from bisect import bisect_left
 from collections import deque
@@ -289,6 +290,12 @@ class MemoryQueue:
     @property
     def ready_bytes(self) -> int:
         return self._ready_bytes
+
+    def ram_duration(self) -> float:
+        return math.inf
+
+    def set_ram_duration_target(self, duration_s: float) -> None:
+        """All there is is memory."""
 
     def resume(self) -> None:
         pass

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +63,9 @@ class VhostStore:
     ) -> None:
         self._vhost = vhost
         self._settings = settings
+        self._on_trouble = on_trouble
+        # Which of the two files cannot be written.
+        self._troubled: set[str] = set()
         self._now = now
         stem = file_stem(vhost)
         schema = files("leveret.storage").joinpath("schema.sql").read_text()
@@ -74,14 +78,14 @@ class VhostStore:
             folder / f"{stem}.db",
             schema=schema,
             synchronous=settings.synchronous.upper(),
-            on_trouble=on_trouble,
+            on_trouble=partial(self._trouble, "persistent"),
             sleep=sleep,
         )
         self._transient = Database(
             folder / f"{stem}{TRANSIENT_SUFFIX}",
             schema=schema,
             synchronous="OFF",
-            on_trouble=on_trouble,
+            on_trouble=partial(self._trouble, "transient"),
             sleep=sleep,
         )
         self.definitions = DefinitionStore(self.database)
@@ -231,6 +235,16 @@ class VhostStore:
         """Commit what is left and note that the end was in order."""
         await self.database.close(lambda connection: _mark_clean(connection, 1))
         await self._transient.abandon()
+
+    def _trouble(self, file: str, error: Exception | None) -> None:
+        """One of two that works again is not both."""
+        if error is not None:
+            self._troubled.add(file)
+            self._on_trouble(error)
+            return
+        self._troubled.discard(file)
+        if not self._troubled:
+            self._on_trouble(None)
 
     def statistics(self) -> dict[str, object]:
         return {

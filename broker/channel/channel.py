@@ -141,6 +141,21 @@ class Channel:
                     self._fail_connection(internal_error())
         finally:
             self._leave()
+            self._fall_apart()
+
+    def _fall_apart(self) -> None:
+        """Break the cycles of a channel that has ended, or it waits for the garbage collector."""
+        self._handlers.clear()
+        for part in (
+            self.acks,
+            self.replies,
+            self.consuming,
+            self.publishing,
+            self.transactions,
+            self.transaction,
+        ):
+            if part is not None:
+                del part._channel
 
     def _handle_batch(self) -> None:
         mailbox, handlers = self.mailbox, self._handlers

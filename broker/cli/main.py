@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from leveret import __version__
-from leveret.broker.cli import ping, serve
+from leveret.broker.cli import backup, check, ping, serve, status
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -21,6 +21,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_parser(commands)
     ping.add_parser(commands)
+    status.add_parser(commands)
+    backup.add_parser(commands)
+    check.add_parser(commands)
     return parser
 
 

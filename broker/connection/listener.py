@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from leveret.broker.connection.reader import EndOfStream, Reader, Shutdown
+from leveret.broker.connection.reader import EndOfStream, Lost, Reader, Shutdown
 
 if TYPE_CHECKING:
     from leveret.broker.server import Broker
@@ -36,6 +36,8 @@ class Connection(asyncio.Protocol):
         assert self._reader is not None
         self._reader.writer.lose()
         self._reader.mailbox.put(EndOfStream())
+        # Who is blocked by an alarm does not look into that lane, maybe for hours.
+        self._reader.mailbox.put_urgent(Lost())
 
     def pause_writing(self) -> None:
         assert self._reader is not None

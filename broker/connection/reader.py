@@ -7,6 +7,7 @@ mailboxes.
 The reader owns the channel map and the channels' tasks, and it is where credit flow ends: it
 spends credit for every run it hands to a channel and, when that is used up, stops cutting. The
 rest of the chunk stays uncut and the socket is not read, so that the client's own send blocks.
+The same happens at the first publish while memory or disk is short, until they no longer are.
 
 Errors that end the connection are turned into connection.close here and nowhere else.
 """
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 from pamqp.base import Frame
 
+from leveret.broker.alarms import AlarmsCleared
 from leveret.broker.channel.channel import Channel
 from leveret.broker.channel.context import (
     ChannelClosing,
@@ -63,6 +66,8 @@ CHUNKS_AHEAD = 4
 # Before tune-ok nothing larger is to be expected.
 HANDSHAKE_FRAME_MAX = 4096
 _PUBLISH_METHOD = (60, 40)
+# So long after credit held a connection back its state is still reported as flow.
+FLOW_STATE_S = 1.0
 _OPEN, _CLOSE, _CLOSE_OK = (20, 10), (20, 40), (20, 41)
 
 
@@ -78,6 +83,10 @@ class Expired(NamedTuple):
 
 class Shutdown(NamedTuple):
     """The broker stops."""
+
+
+class Lost(NamedTuple):
+    """The socket is gone, as we noticed although we do not read it."""
 
 
 class Reader:
@@ -102,6 +111,11 @@ class Reader:
         # Cut and not yet handed on.
         self._items: deque[Item] = deque()
         self._is_reading = True
+        # It published while an alarm was active; until all alarms are cleared.
+        self._is_blocked = False
+        self._wants_blocked_notices = False
+        # When credit held it back last.
+        self._flow_blocked_at = -math.inf
         self.bytes_received = 0
         self._heartbeat: Heartbeat | None = None
         # Counts up while we do not read, see _signs_of_life.
@@ -136,8 +150,11 @@ class Reader:
             log.exception("%s: bug", self.name)
         finally:
             self._stop_heartbeat()
+            self.broker.alarms.forget(self.mailbox)
             self.mailbox.close()
             self.writer.close(self.broker.clock, CLOSE_TIMEOUT_S)
+            # Break what would else wait for the garbage collector.
+            self._heartbeat = self._group = self._context = None
             log.debug("%s: ended", self.name)
 
     async def _live(self) -> None:
@@ -168,6 +185,7 @@ class Reader:
         finally:
             timeout.cancel()
         self._channel_max = opened.channel_max
+        self._wants_blocked_notices = "connection.blocked" in opened.capabilities
         self._context = ConnectionContext(
             name=self.name,
             access=opened.access,
@@ -186,7 +204,7 @@ class Reader:
         while True:
             await self._dispatch()
             await self._take()
-            if self._items or self._flow.is_blocked:
+            if self._items or self._is_held:
                 continue
             if self._at < len(self._data):
                 self._cut(self._flow.lowest_credit())
@@ -235,7 +253,9 @@ class Reader:
         Raises PeerGone at the end of the stream, ConnectionException when told to.
         """
         mailbox = self.mailbox
-        held = self._flow.is_blocked or self.writer.is_stuck
+        if self._flow.is_blocked:
+            self._flow_blocked_at = self.broker.clock.monotonic()
+        held = self._is_held or self.writer.is_stuck
         self._pause_reading(pause=held)
         if self.writer.is_stuck:
             self.writer.call_when_writable(mailbox)
@@ -245,7 +265,7 @@ class Reader:
             await mailbox.turn(urgent_only=held)
         for notice in mailbox.take_urgent():
             self._on_notice(notice)
-        if self._flow.is_blocked or self.writer.is_stuck:
+        if self._is_held or self.writer.is_stuck:
             return
         lane = mailbox.ordinary
         while lane:
@@ -297,6 +317,11 @@ class Reader:
             raise PeerGone(f"{notice.what} timed out")
         elif isinstance(notice, Shutdown):
             raise connection_forced("broker forced connection closure with reason 'shutdown'")
+        elif isinstance(notice, AlarmsCleared):
+            self._unblock()
+        elif isinstance(notice, Lost):
+            if self._is_blocked:
+                raise PeerGone("the socket was lost while the client was blocked")
         else:
             assert isinstance(notice, Writable)
 
@@ -308,12 +333,39 @@ class Reader:
                 self._transport.resume_reading()
             self._is_reading = not pause
 
+    @property
+    def _is_held(self) -> bool:
+        """Nothing is to be handed on: for want of credit, or because of an alarm."""
+        return self._is_blocked or self._flow.is_blocked
+
+    def _block(self) -> None:
+        """An alarm is active and the client publishes: nothing is read until it is over [22, 23].
+
+        What it was sent goes on: deliveries, confirms, our heartbeats.
+        """
+        if self._is_blocked:
+            return
+        self._is_blocked = True
+        alarms = self.broker.alarms
+        alarms.call_when_cleared(self.mailbox)
+        if self._wants_blocked_notices:
+            self.send(make(commands.Connection.Blocked, reason=alarms.reason))
+
+    def _unblock(self) -> None:
+        if self.broker.alarms.active:
+            # Another one since: for the client it is the same.
+            self.broker.alarms.call_when_cleared(self.mailbox)
+            return
+        self._is_blocked = False
+        if self._wants_blocked_notices:
+            self.send(make(commands.Connection.Unblocked))
+
     # --- items to channels -----------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
         """Hand on what was cut, as far as there is credit: methods cost some as well."""
         items = self._items
-        while items and not self._flow.is_blocked:
+        while items and not self._is_held:
             item = items.popleft()
             if isinstance(item, RawFrame):
                 await self._on_frame(item)
@@ -330,6 +382,8 @@ class Reader:
             return
         if isinstance(run, PublishRun):
             self._flow.send(channel.mailbox, run.cost)
+            if self.broker.alarms.active:
+                self._block()
         channel.mailbox.put(run)
 
     async def _on_frame(self, frame: RawFrame) -> None:
@@ -468,7 +522,7 @@ class Reader:
             return self.bytes_received
         if self.writer.is_stuck:
             return self.writer.bytes_sent - self.writer.backlog
-        # Held back by credit: it is we who do not read, so silence means nothing.
+        # Held back by credit or an alarm: it is we who do not read, so silence means nothing.
         self._pulse += 1
         return self._pulse
 
@@ -534,10 +588,19 @@ class Reader:
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
+    def _state(self) -> str:
+        """As RabbitMQ calls it: an alarm counts for more than credit."""
+        if self._is_blocked:
+            return "blocked"
+        if self.broker.alarms.active:
+            return "blocking"
+        since_s = self.broker.clock.monotonic() - self._flow_blocked_at
+        return "flow" if self._flow.is_blocked or since_s < FLOW_STATE_S else "running"
+
     def statistics(self) -> dict[str, object]:
         return {
             "name": self.name,
-            "state": "flow" if self._flow.is_blocked else "running",
+            "state": self._state(),
             "recv_oct": self.bytes_received,
             "send_oct": self.writer.bytes_sent,
             "send_pend": self.writer.backlog,

@@ -41,6 +41,9 @@ TURN_MESSAGES = 500
 TURN_BYTES = 1 << 20
 # The least it takes while consumers work off a backlog.
 BIASED_MESSAGES = 50
+# After consumers took of the backlog, so many turns are left to them alone, unless more runs wait.
+PATIENT_TURNS = 8
+PATIENT_RUNS = 8
 # From this size on a message costs more than one credit and is handed out one by one.
 LARGE = 1 << 14
 
@@ -80,12 +83,16 @@ class QueueActor:
         self._senders: set[Mailbox] = set()
         # Sequence numbers to confirm at the end of the batch, per publishing channel.
         self._confirms: dict[Mailbox, list[tuple[int, int]]] = {}
+        # The backing queue may have work left that waits for the store's credit.
+        self._is_paging = False
         # The backing queue is reading; fetch again once it says so.
         self._is_loading = False
         # Gets that came while the backing queue was reading.
         self._waiting_gets: list[c.Get] = []
         # Channels given something in this batch: their last Deliver may still be extended.
         self._extended: list[ChannelState] = []
+        # Turns in which publishers are still passed over, see _take_publishes.
+        self._patience = 0
         # An auto-delete queue goes when its last consumer does, not before it had one.
         self._had_consumer = False
         # Taken from the control lane and not yet handled; the command at hand after a crash.
@@ -111,7 +118,9 @@ class QueueActor:
             c.ChannelDown: self._on_channel_down,
             c.Loaded: self._on_loaded,
             c.Terminate: self._on_terminate,
-            Bump: self._store_credit.handle_bump,
+            c.ReportRamDuration: self._on_report_ram_duration,
+            c.SetRamDuration: self._on_set_ram_duration,
+            Bump: self._on_store_bump,
         }
 
     # --- the loop --------------------------------------------------------------------------------
@@ -145,15 +154,22 @@ class QueueActor:
 
         While they take at full speed, publishers are not let further ahead of them: a backlog
         that both sides could avoid only makes every message late (RabbitMQ's consumer bias [94]).
-        A queue whose consumers are slow, or absent, takes whatever comes.
+        Publishers that wait for confirms, so that little of theirs can wait here, are passed over
+        for a few turns until consumers take again. A queue whose consumers are slow, or absent,
+        takes whatever comes.
         """
         if self._store_credit.is_blocked:
             return
         lane = self.mailbox.ordinary
         messages = size = 0
         limit = TURN_MESSAGES
-        if delivered and not self._backing.is_empty():
-            limit = max(delivered, BIASED_MESSAGES)
+        if not self._backing.is_empty():
+            if delivered:
+                limit = max(delivered, BIASED_MESSAGES)
+                self._patience = PATIENT_TURNS
+            elif self._patience and len(lane) < PATIENT_RUNS:
+                self._patience -= 1
+                return
         while lane and self._is_alive and messages < limit and size < TURN_BYTES:
             command = lane.popleft()
             try:
@@ -501,7 +517,7 @@ class QueueActor:
         self.mailbox.put_urgent(c.Loaded())
 
     def _on_loaded(self, loaded: c.Loaded) -> None:
-        self._backing.resume()
+        self._resume_backing()
         self._is_loading = False
         gets, self._waiting_gets = self._waiting_gets, []
         for get in gets:
@@ -525,6 +541,28 @@ class QueueActor:
         else:
             delete.channel.put_urgent(c.Done(len(self._backing)))
             self._end()
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def _on_report_ram_duration(self, report: c.ReportRamDuration) -> None:
+        report.monitor.put_urgent(c.RamDuration(self.mailbox, self._backing.ram_duration()))
+
+    def _on_set_ram_duration(self, target: c.SetRamDuration) -> None:
+        self._backing.set_ram_duration_target(target.duration_s)
+
+    def _on_store_bump(self, bump: Bump) -> None:
+        self._store_credit.handle_bump(bump)
+        if self._is_paging:
+            self._resume_backing()
+
+    def _resume_backing(self) -> None:
+        """What is paged out costs credit, too: what the store has not written is still here [117].
+
+        So a step is made when the store has caught up with the last.
+        """
+        self._is_paging = self._store_credit.is_blocked
+        if not self._is_paging:
+            self._backing.resume()
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -569,6 +607,11 @@ class QueueActor:
         for channel in self._senders | self._consumers.channels.keys():
             channel.put_urgent(c.QueueDown(self.mailbox, crashed))
         self._tell_decorators("shutdown")
+
+    def fall_apart(self) -> None:
+        """Break the cycles of a queue that is gone, or it waits for the garbage collector."""
+        self._handlers.clear()
+        del self._backing
 
     # --- what others may see ---------------------------------------------------------------------
 

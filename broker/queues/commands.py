@@ -109,6 +109,20 @@ class Terminate:
 # --- control lane ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class ReportRamDuration:
+    """How long do the messages in memory last? Answered with RamDuration."""
+
+    monitor: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class SetRamDuration:
+    """So long may messages in memory last; infinity: as long as they like."""
+
+    duration_s: float
+
+
 class Ack:
     __slots__ = ("channel", "seq_ids")
 
@@ -298,3 +312,12 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class Gone:
     """The queue ended before it came to the question."""
+
+
+# --- to the memory monitor ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RamDuration:
+    queue: Mailbox
+    duration_s: float

@@ -78,6 +78,7 @@ class QueueSupervisor:
             self.start(queue)
         else:
             del self._tasks[queue], self.actors[queue]
+            actor.fall_apart()
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:

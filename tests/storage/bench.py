@@ -171,7 +171,7 @@ def _memory_loading(bench: Bench) -> BackingQueue:
     return MemoryQueue(bench.wake, random.Random(1), bench.call_soon)
 
 
-def _variable(
+def variable(
     *,
     is_durable: bool = True,
     persistent: bool = True,
@@ -191,10 +191,10 @@ def _variable(
 IMPLEMENTATIONS: dict[str, Callable[[Bench], BackingQueue]] = {
     "memory": _memory,
     "memory-loading": _memory_loading,
-    "variable": _variable(),
-    "variable-paging": _variable(is_paging=True),
-    "variable-lazy": _variable(is_lazy=True),
-    "transient": _variable(persistent=False),
-    "transient-paging": _variable(persistent=False, is_paging=True),
-    "not-durable-paging": _variable(is_durable=False, is_paging=True),
+    "variable": variable(),
+    "variable-paging": variable(is_paging=True),
+    "variable-lazy": variable(is_lazy=True),
+    "transient": variable(persistent=False),
+    "transient-paging": variable(persistent=False, is_paging=True),
+    "not-durable-paging": variable(is_durable=False, is_paging=True),
 }

@@ -112,14 +112,17 @@ class Stage:
         return self.loop.run_until_complete(coroutine)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call something of the queue in the loop; what must always hold is looked at after it."""
+        """Call something of the queue as from the loop, while nothing else of it moves.
 
-        async def inside() -> T:
+        What must always hold is looked at afterwards.
+        """
+        asyncio._set_running_loop(self.loop)
+        try:
             result = function()
-            self.queue.check_invariants()
-            return result
-
-        return self.run(inside())
+        finally:
+            asyncio._set_running_loop(None)
+        self.queue.check_invariants()
+        return result
 
     def turn(self) -> None:
         """Let reads and commits go one turn further."""

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from leveret.protocol.message import Message
 from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
 from tests.storage.bench import Bench
 
@@ -46,6 +47,12 @@ class BackingQueueModel(RuleBasedStateMachine):
         self.wakes_due: int | None = None
         self.published = 0
         self.confirmed: list[int] = []
+
+    def new_body(self, body: str) -> str:
+        return body
+
+    def messages(self, bodies: list[str]) -> list[Message]:
+        return [self.bench.message(body) for body in bodies]
 
     @property
     def ready(self) -> list[Slot]:
@@ -100,16 +107,16 @@ class BackingQueueModel(RuleBasedStateMachine):
 
     @rule(bodies=runs, expiry=expiries)
     def publish(self, bodies: list[str], expiry: int | None) -> None:
-        self.queue.publish(
-            [self.bench.message(body) for body in bodies], self.confirm(len(bodies)), expiry
-        )
+        bodies = [self.new_body(body) for body in bodies]
+        self.queue.publish(self.messages(bodies), self.confirm(len(bodies)), expiry)
         self.slots += [Slot(body, expiry, is_pending=False) for body in bodies]
 
     @precondition(lambda self: not self.ready)  # or it would overtake
     @rule(bodies=runs, expiry=expiries)
     def publish_delivered(self, bodies: list[str], expiry: int | None) -> None:
+        bodies = [self.new_body(body) for body in bodies]
         first = self.queue.publish_delivered(
-            [self.bench.message(body) for body in bodies], self.confirm(len(bodies)), expiry
+            self.messages(bodies), self.confirm(len(bodies)), expiry
         )
         self.slots += [
             Slot(body, expiry, is_pending=True, seq_id=first + at) for at, body in enumerate(bodies)
@@ -117,7 +124,7 @@ class BackingQueueModel(RuleBasedStateMachine):
 
     @rule(bodies=runs)
     def discard(self, bodies: list[str]) -> None:
-        self.queue.discard([self.bench.message(body) for body in bodies], self.confirm(len(bodies)))
+        self.queue.discard(self.messages(bodies), self.confirm(len(bodies)))
 
     @rule(limit=limits, ack_required=st.booleans(), max_bytes=sizes)
     def fetch(self, limit: int, ack_required: bool, max_bytes: int | None) -> None:
@@ -215,7 +222,8 @@ class BackingQueueModel(RuleBasedStateMachine):
     @rule()
     def purge(self) -> None:
         assert self.queue.purge() == len(self.ready)
-        self.slots = self.pending
+        for slot in self.ready:
+            self.remove(slot)
 
     @rule()
     def loaded(self) -> None:

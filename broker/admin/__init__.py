@@ -1,0 +1,1 @@
+"""What a broker that runs can be asked by who administers it."""

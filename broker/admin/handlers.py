@@ -1,0 +1,89 @@
+"""What can be asked of a broker that runs: its state, a backup.
+
+Upstream: ``admin/control.py``. Each handler takes a request and what to call with news of its
+progress, and returns what becomes JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leveret import __version__
+from leveret.broker.admin.control import Handler, Progress, Refused
+from leveret.protocol.twin import COMPILED
+from leveret.storage.backup import WAL_MAX_BYTES, BackupError, back_up
+
+if TYPE_CHECKING:
+    from leveret.broker.live_vhost import LiveVhost
+    from leveret.broker.server import Broker
+
+_SUMS = ("messages", "messages_ready", "messages_unacknowledged", "consumers")
+
+
+class Handlers:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._started_at = broker.clock.monotonic()
+        self._backup = asyncio.Lock()
+
+    @property
+    def by_command(self) -> dict[str, Handler]:
+        return {"status": self._status, "backup": self._back_up}
+
+    async def _status(self, request: Mapping[str, Any], tell: Progress) -> object:
+        broker = self._broker
+        readers = [reader for listener in broker.listeners for reader in listener.readers]
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(broker.clock.monotonic() - self._started_at, 3),
+            "codec": "compiled" if COMPILED else "pure",
+            "data": str(broker.settings.data.absolute()),
+            "listeners": [listener.statistics() for listener in broker.listeners],
+            "connections": len(readers),
+            "vhosts": [_vhost_status(vhost) for vhost in broker.vhosts.values()],
+        }
+
+    async def _back_up(self, request: Mapping[str, Any], tell: Progress) -> object:
+        file = request.get("file")
+        wal_max_bytes = request.get("wal_max_bytes", WAL_MAX_BYTES)
+        if not isinstance(file, str) or not os.path.isabs(file) or "\0" in file:
+            raise Refused("a backup needs a file, with its whole path")
+        if not isinstance(wal_max_bytes, int) or wal_max_bytes <= 0:
+            raise Refused("wal_max_bytes must be a number of bytes")
+        if self._backup.locked():
+            raise Refused("another backup is being made")
+        async with self._backup:
+            databases = [
+                vhost.database
+                for vhost in self._broker.vhosts.values()
+                if vhost.database is not None
+            ]
+            try:
+                made = await back_up(
+                    databases,
+                    self._broker.settings.data,
+                    Path(file),
+                    created_at=self._broker.clock.now(),
+                    tell=lambda progress: tell(progress._asdict()),
+                    wal_max_bytes=wal_max_bytes,
+                )
+            except BackupError as error:
+                raise Refused(str(error)) from error
+        return made._asdict()
+
+
+def _vhost_status(vhost: LiveVhost) -> dict[str, object]:
+    statistics: dict[str, Any] = vhost.statistics()
+    queues = statistics["queues"].values()
+    return {
+        "name": vhost.name,
+        "exchanges": len(statistics["exchanges"]),
+        "queues": len(queues),
+        **{name: sum(queue[name] for queue in queues) for name in _SUMS},
+        "store": statistics["store"],
+    }
