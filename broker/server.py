@@ -72,26 +72,39 @@ class Broker:
         self.registries.auth_mechanisms.register("PLAIN", Plain)
 
     async def start(self) -> None:
-        """Listeners come last: nobody connects to a broker that is not ready [7]."""
+        """Listeners come last: nobody connects to a broker that is not ready [7].
+
+        Raises StoreError if the data folder cannot be used, OSError if the port cannot.
+        """
         settings = self.settings
         self.registries.load_entry_points()
         self.users.add(settings.default_user, settings.default_pass)
-        await self.add_vhost(settings.default_vhost)
-        self._start_monitors()
-        listener = Listener(self, "amqp", settings.host, settings.port)
-        self.listeners.append(listener)
         try:
+            if self._make_backing is None:
+                self._lock.take()
+            await self.add_vhost(settings.default_vhost)
+            self._start_monitors()
+            listener = Listener(self, "amqp", settings.host, settings.port)
+            self.listeners.append(listener)
             await listener.start()
+            if self._make_backing is None:
+                self._control = ControlSocket(settings.data, Handlers(self).by_command)
+                await self._control.start()
         except BaseException:
             # Nobody stops what has not started, and the threads of the stores would stay.
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Listeners first, then connections (closed with 320), then queues. Twice is fine."""
+        """Control socket and listeners first, then connections (closed with 320), then queues.
+
+        Twice is fine.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
+        if self._control is not None:
+            await self._control.stop()
         for listener in self.listeners:
             listener.stop_accepting()
         for listener in self.listeners:
@@ -101,6 +114,7 @@ class Broker:
         for monitor in (self.memory, self.disk):
             if monitor is not None:
                 monitor.stop()
+        self._lock.release()
         self.clock.close()
 
     async def __aenter__(self) -> Broker:

@@ -96,10 +96,10 @@ class Made(NamedTuple):
 class _Snapshot:
     """A file as it was at one moment."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, *, is_in_use: bool) -> None:
         self.path = path
         self.name = name
-        self.connection = open_read_only(path)
+        self.connection = open_read_only(path, is_in_use=is_in_use)
         try:
             self.connection.execute("PRAGMA busy_timeout=2000")
             # Begun by the first read, not by BEGIN.
@@ -146,7 +146,7 @@ async def back_up(
                 ) from None
             held_since = time.perf_counter()
             paths = [database.path for database in databases]
-            snapshots = await _in_thread(cancelled, _pin, paths, data)
+            snapshots = await _in_thread(cancelled, _pin, paths, data, True)
             held = time.perf_counter() - held_since
         job = _Job(
             snapshots,
@@ -156,7 +156,7 @@ async def back_up(
             wal_max_bytes,
             cancelled,
         )
-        made = await _in_thread(cancelled, job.run)
+        made: Made = await _in_thread(cancelled, job.run)
     except (sqlite3.Error, OSError) as error:
         raise BackupError(f"the backup failed: {error}") from error
     finally:
@@ -172,7 +172,7 @@ def back_up_folder(data: Path, target: Path, *, created_at: float, tell: Tell) -
     if not paths:
         raise BackupError(f"there are no files of a broker in {data}")
     try:
-        snapshots = _pin(paths, data)
+        snapshots = _pin(paths, data, False)
         job = _Job(snapshots, target, created_at, tell, WAL_MAX_BYTES, threading.Event())
         made = job.run()
     except (sqlite3.Error, OSError) as error:
@@ -193,11 +193,12 @@ async def _in_thread(cancelled: threading.Event, function: Callable[..., Any], *
         raise
 
 
-def _pin(paths: Sequence[Path], data: Path) -> list[_Snapshot]:
+def _pin(paths: Sequence[Path], data: Path, is_in_use: bool) -> list[_Snapshot]:
     snapshots: list[_Snapshot] = []
     try:
         for path in paths:
-            snapshots.append(_Snapshot(path, path.relative_to(data).as_posix()))
+            name = path.relative_to(data).as_posix()
+            snapshots.append(_Snapshot(path, name, is_in_use=is_in_use))
     except BaseException:
         _unpin(snapshots)
         raise
@@ -287,10 +288,9 @@ class _Job:
             with os.fdopen(descriptor, "wb") as raw:
                 with (
                     self._compressed(raw) as stream,
-                    tarfile.open(
-                        fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, copybufsize=_CHUNK
-                    ) as archive,
+                    tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive,
                 ):
+                    archive.copybufsize = _CHUNK  # type: ignore[attr-defined]
                     files = [self._add(archive, name, path) for name, path in copies]
                     manifest = {
                         "format": FORMAT,

@@ -87,7 +87,7 @@ class _FileCheck:
 
     def run(self) -> None:
         try:
-            with closing(open_read_only(self._path)) as connection:
+            with closing(open_read_only(self._path, is_in_use=False)) as connection:
                 if self._check_structure(connection):
                     self._check_content(connection)
         except sqlite3.Error as error:
@@ -259,13 +259,17 @@ class _FileCheck:
                     )
 
 
-def open_read_only(path: Path) -> sqlite3.Connection:
+def open_read_only(path: Path, *, is_in_use: bool) -> sqlite3.Connection:
     """Open it such that nothing is written, not even what is left in its WAL.
 
     The connection may be handed from thread to thread.
     """
+    wal = Path(f"{path}-wal")
+    is_whole = not is_in_use and not (wal.exists() and wal.stat().st_size)
+    # Else SQLite would make files of its own beside one that has everything in it.
+    flags = "mode=ro&immutable=1" if is_whole else "mode=ro"
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=ro",
+        f"{path.absolute().as_uri()}?{flags}",
         uri=True,
         isolation_level=None,
         check_same_thread=False,

@@ -47,6 +47,9 @@ SEQ_BITS = 40
 # Of a range that is dropped, one commit deletes so many rows.
 DROP_ROWS = 2_000
 RETRY_S = 0.5
+# What nobody waits for is written after this long, or when there is so much of it.
+LAZY_S = 0.1
+LAZY_OPERATIONS = 100
 _ROWS_PER_STATEMENT = (100, 10, 1)
 # Of the table message; a batch holds its rows as one flat list of parameters.
 _MESSAGE_COLUMNS = 9
@@ -275,6 +278,10 @@ class Database:
         self._log: deque[Operation] = deque()
         # The task that commits; it ends when there is nothing to commit.
         self._task: asyncio.Task[None] | None = None
+        # Operations in the log that somebody waits for, at most.
+        self._awaited = 0
+        # Starts a commit for those nobody waits for.
+        self._moment: asyncio.Task[None] | None = None
         # Held for the length of each commit, and by who must be sure that none runs.
         self._boundary = asyncio.Lock()
         # Snapshots that are being copied: they stand in the way of a WAL that starts anew.
@@ -319,6 +326,33 @@ class Database:
             log.warning("%s: closed, %s comes too late", self.path, type(operation).__name__)
             return
         self._log.append(operation)
+        self._awaited += 1
+        self._start()
+
+    def put_lazily(self, operation: Operation) -> None:
+        """The same for what nobody waits for (messages that were acked): it goes along with the
+        next commit that somebody does wait for, or after a moment, or when there is enough of it.
+        """
+        if self._is_closed:
+            return
+        self._log.append(operation)
+        if len(self._log) >= LAZY_OPERATIONS:
+            self._start()
+        elif self._task is None and self._moment is None:
+            self._moment = asyncio.get_running_loop().create_task(
+                self._start_in_a_moment(), name=f"lazy writer of {self.path.name}"
+            )
+
+    async def _start_in_a_moment(self) -> None:
+        try:
+            await self._sleep(LAZY_S)
+        finally:
+            self._moment = None
+        if self._log:
+            self._awaited = len(self._log)
+            self._start()
+
+    def _start(self) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"writer of {self.path.name}"
@@ -350,9 +384,9 @@ class Database:
         return len(self._log)
 
     async def _run(self) -> None:
-        """Commit until nothing is left. A batch has gathered since the last commit began."""
+        """Commit until nobody waits for more. A batch has gathered since the last one began."""
         try:
-            while self._log:
+            while self._awaited or len(self._log) >= LAZY_OPERATIONS:
                 async with self._boundary:
                     batch = self._take()
                     if not batch.is_empty:
@@ -365,11 +399,17 @@ class Database:
                         log.exception("%s: after a commit", self.path)
         finally:
             self._task = None
+            if self._log and self._moment is None and not self._is_closed:
+                self._moment = asyncio.get_running_loop().create_task(
+                    self._start_in_a_moment(), name=f"lazy writer of {self.path.name}"
+                )
 
     def _take(self) -> Batch:
         batch, log_ = Batch(), self._log
         while log_ and batch.rows < COMMIT_ROWS and batch.bytes < COMMIT_BYTES:
             log_.popleft().gather(batch)
+        # What is left is in order: lazy operations among it go along as well.
+        self._awaited = min(self._awaited, len(log_)) if log_ else 0
         return batch
 
     async def _commit(self, batch: Batch) -> None:
@@ -443,7 +483,10 @@ class Database:
 
     async def close(self, at_last: Callable[[sqlite3.Connection], object] | None = None) -> None:
         """Commit what is left, run ``at_last`` in the writer's thread, then close."""
-        while self._task is not None:
+        while self._log or self._task is not None:
+            self._awaited = len(self._log)
+            self._start()
+            assert self._task is not None
             await asyncio.wait([self._task])
         if at_last is not None:
             await self.call_writer(at_last)
@@ -459,6 +502,9 @@ class Database:
 
     async def _close_connections(self) -> None:
         self._is_closed = True
+        if self._moment is not None:
+            self._moment.cancel()
+            await asyncio.wait([self._moment])
         for connection in (self._reader, self._writer):
             if connection is not None:
                 await connection.close()

@@ -6,6 +6,7 @@ Upstream: ``broker/cli/``. Blocking, for programs that do nothing else.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -60,8 +61,10 @@ def ask(
 
 
 def _short(path: Path) -> str:
-    """A path that fits where it can be made to: a long one may be short from here."""
-    if len(bytes(path)) <= PATH_MAX_BYTES:
-        return str(path)
-    # Too long, and no broker said where its socket is instead: there is none.
-    raise NotRunning(f"no broker runs on the data folder {path.parent}")
+    """The path as a socket can take it; a long one may be short from here."""
+    if not path.exists():
+        raise NotRunning(f"no broker runs on the data folder {path.parent}")
+    for shown in (str(path), os.path.relpath(path)):
+        if len(os.fsencode(shown)) <= PATH_MAX_BYTES:
+            return shown
+    raise ControlError(f"{path} is too long for a socket: run the command in that folder")

@@ -53,7 +53,8 @@ def socket_path(data: Path) -> Path:
 class ControlSocket:
     def __init__(self, data: Path, handlers: Mapping[str, Handler]) -> None:
         """The data folder must be locked: a socket that is already there is then a stale one."""
-        self._data = data
+        # Absolute: a client may name it so, and must then find it short enough.
+        self._data = data.absolute()
         self._handlers = handlers
         self._server: asyncio.Server | None = None
         self._temporary: Path | None = None
@@ -95,7 +96,7 @@ class ControlSocket:
 
     def _move_to_temporary(self) -> None:
         for parent in (tempfile.gettempdir(), "/tmp"):
-            # Made with mode 0700; 24 bytes for the names below the parent.
+            # Made with mode 0700. The names below the parent take 31 bytes.
             if len(os.fsencode(parent)) <= PATH_MAX_BYTES - 32:
                 self._temporary = Path(tempfile.mkdtemp(prefix="leveret-", dir=parent))
                 (self._data / PATH_FILE).write_text(f"{self.path}\n", encoding="utf-8")
