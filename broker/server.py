@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,6 +16,13 @@ from leveret.broker.admin.handlers import Handlers
 from leveret.broker.alarms import Alarms, DiskMonitor
 from leveret.broker.auth.mechanisms import AmqPlain, Plain
 from leveret.broker.auth.users import Users
+from leveret.broker.boot import (
+    NETWORKING,
+    ROUTING_READY,
+    STORAGE_READY,
+    BootStep,
+    run_boot_steps,
+)
 from leveret.broker.clock import Clock, RealClock
 from leveret.broker.config import Settings
 from leveret.broker.connection.listener import Listener
@@ -76,24 +83,61 @@ class Broker:
 
         Raises StoreError if the data folder cannot be used, OSError if the port cannot.
         """
-        settings = self.settings
-        self.registries.load_entry_points()
-        self.users.add(settings.default_user, settings.default_pass)
         try:
-            if self._make_backing is None:
-                self._lock.take()
-            await self.add_vhost(settings.default_vhost)
-            self._start_monitors()
-            listener = Listener(self, "amqp", settings.host, settings.port)
-            self.listeners.append(listener)
-            await listener.start()
-            if self._make_backing is None:
-                self._control = ControlSocket(settings.data, Handlers(self).by_command)
-                await self._control.start()
+            await run_boot_steps(self._boot_steps())
         except BaseException:
             # Nobody stops what has not started, and the threads of the stores would stay.
             await self.stop()
             raise
+
+    def _boot_steps(self) -> Iterable[BootStep]:
+        """What starting is made of; a virtual host brings back its own exchanges, queues and
+        bindings, in that order."""
+        yield BootStep("plug_ins", self._load_plug_ins, enables=(STORAGE_READY,))
+        if self._make_backing is None:
+            yield BootStep("data_folder", self._take_data_folder, enables=(STORAGE_READY,))
+        yield BootStep(
+            "default_user",
+            self._add_default_user,
+            requires=(STORAGE_READY,),
+            enables=(ROUTING_READY,),
+        )
+        yield BootStep(
+            "default_vhost",
+            self._add_default_vhost,
+            requires=(STORAGE_READY,),
+            enables=(ROUTING_READY,),
+        )
+        yield BootStep(
+            "monitors", self._begin_monitoring, requires=(ROUTING_READY,), enables=(NETWORKING,)
+        )
+        yield BootStep("listeners", self._start_listeners, requires=(NETWORKING,))
+        if self._make_backing is None:
+            yield BootStep("control_socket", self._start_control, requires=("listeners",))
+
+    async def _load_plug_ins(self) -> None:
+        self.registries.load_entry_points()
+
+    async def _take_data_folder(self) -> None:
+        self._lock.take()
+
+    async def _add_default_user(self) -> None:
+        self.users.add(self.settings.default_user, self.settings.default_pass)
+
+    async def _add_default_vhost(self) -> None:
+        await self.add_vhost(self.settings.default_vhost)
+
+    async def _begin_monitoring(self) -> None:
+        self._start_monitors()
+
+    async def _start_listeners(self) -> None:
+        listener = Listener(self, "amqp", self.settings.host, self.settings.port)
+        self.listeners.append(listener)
+        await listener.start()
+
+    async def _start_control(self) -> None:
+        self._control = ControlSocket(self.settings.data, Handlers(self).by_command)
+        await self._control.start()
 
     async def stop(self) -> None:
         """Control socket and listeners first, then connections (closed with 320), then queues.
@@ -111,9 +155,7 @@ class Broker:
             await listener.close_connections(CLOSE_CONNECTIONS_S)
         for vhost in self.vhosts.values():
             await vhost.stop()
-        for monitor in (self.memory, self.disk):
-            if monitor is not None:
-                monitor.stop()
+        self.stop_monitors()
         self._lock.release()
         self.clock.close()
 
@@ -141,6 +183,12 @@ class Broker:
             self.clock, settings.memory_high_watermark, probes, self._queue_mailboxes, self.alarms
         )
         self.memory.start()
+
+    def stop_monitors(self) -> None:
+        """Look no more; alarms stay as they are."""
+        for monitor in (self.memory, self.disk):
+            if monitor is not None:
+                monitor.stop()
 
     def _queue_mailboxes(self) -> Iterator[Mailbox]:
         for vhost in self.vhosts.values():

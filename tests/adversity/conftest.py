@@ -56,4 +56,6 @@ def no_complaints() -> Iterator[list[str]]:
 async def timeless_broker(settings: Settings, clock: VirtualClock) -> AsyncIterator[Broker]:
     """A broker whose time stands still until the test moves ``clock``."""
     async with Broker(settings, clock) as running:
+        # The timers that are left are those of connections.
+        running.stop_monitors()
         yield running

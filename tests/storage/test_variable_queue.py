@@ -422,6 +422,7 @@ def test_counting_wrong_does_not_hang(show: Show, caplog: pytest.LogCaptureFixtu
             lambda c: c.execute("DELETE FROM message WHERE key & 0xff IN (4, 9)")
         )
     )
+    show.queue.check_invariants = lambda: None  # type: ignore[method-assign]
     assert show.fetch(7) == [1, 2, 3, 5, 6, 7, 8]
     assert show.stage.call(lambda: show.queue.fetch(1, ack_required=True)) is EMPTY
     assert show.queue.ready_bytes == 0

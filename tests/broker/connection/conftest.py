@@ -15,4 +15,6 @@ from leveret.storage.memory_queue import MemoryQueue
 @pytest.fixture
 async def timeless(settings: Settings, clock: VirtualClock) -> AsyncIterator[Broker]:
     async with Broker(settings, clock, MemoryQueue) as running:
+        # The timers that are left are those of connections.
+        running.stop_monitors()
         yield running
