@@ -79,7 +79,7 @@ class Batch:
         # id -> [references, body].
         self.messages: list[Any] = []
         self.bodies: dict[int, list[Any]] = {}
-        # Changes of references to bodies that are stored already.
+        # References that go, after those of bodies came.
         self.body_refs: dict[int, int] = {}
         # Keys of messages to delete.
         self.deletes: list[int] = []
@@ -149,13 +149,12 @@ class RangeDrop:
 
     One commit takes a bounded part; as long as there is more, the rest is put again. ``keep`` are
     keys that stay. ``removed`` is told after each part how many messages and bytes went,
-    ``released`` which bodies lost how many references, ``after`` when all are gone.
+    ``after`` when all are gone.
     """
 
     __slots__ = (
         "_after",
         "_bytes",
-        "_changes",
         "_count",
         "_database",
         "_first",
@@ -163,7 +162,6 @@ class RangeDrop:
         "_keep",
         "_last",
         "_next",
-        "_released",
         "_removed",
     )
 
@@ -175,7 +173,6 @@ class RangeDrop:
         *,
         keep: Collection[int] = (),
         removed: Callable[[int, int], None] | None = None,
-        released: Callable[[dict[int, int]], None] | None = None,
         after: Callable[[], None] | None = None,
     ) -> None:
         self._database = database
@@ -183,12 +180,10 @@ class RangeDrop:
         self._last = last
         self._keep = keep
         self._removed = removed
-        self._released = released
         self._after = after
         # What the last part took; written in the writer's thread, read after its commit.
         self._count = 0
         self._bytes = 0
-        self._changes: dict[int, int] = {}
         self._next = first
         self._is_done = False
 
@@ -208,8 +203,6 @@ class RangeDrop:
             rows = [row for row in rows if row[0] not in self._keep]
         self._count = len(rows)
         self._bytes = sum([row[1] for row in rows])
-        changes: dict[int, int] = {}
-        self._changes = changes
         if not rows:
             return
         if self._keep:
@@ -222,6 +215,7 @@ class RangeDrop:
             "UPDATE counter SET messages = messages - ?, bytes = bytes - ? WHERE queue_id = ?",
             (self._count, self._bytes, self._first >> SEQ_BITS),
         )
+        changes: dict[int, int] = {}
         for _, _, body_id in rows:
             if body_id is not None:
                 changes[body_id] = changes.get(body_id, 0) - 1
@@ -232,8 +226,6 @@ class RangeDrop:
         self._first = self._next
         if self._removed is not None:
             self._removed(self._count, self._bytes)
-        if self._released is not None and self._changes:
-            self._released(self._changes)
         if not self._is_done:
             self._database.put(self)
         elif self._after is not None:

@@ -173,7 +173,6 @@ class QueueIndex:
             self._base + last,
             keep={self._base + seq_id for seq_id in keep},
             removed=self._range_removed,
-            released=self._store.released,
             after=lambda: self._settled(drop, 0),
         )
         self._under_way[drop] = (first, last)

@@ -137,7 +137,7 @@ async def test_backup_for_machines(
     assert await run("backup", file, "--data", settings.data, "--json") == 0
     answer = output(capsys)
     assert answer["ok"] is True
-    assert answer["size_bytes"] == file.stat().st_size  # noqa: ASYNC240
+    assert answer["size_bytes"] == file.stat().st_size
     assert [entry["name"] for entry in answer["files"]] == [FILE]
     assert await run("restore", file, "--data", tmp_path / "new", "--json") == 0
     answer = output(capsys)

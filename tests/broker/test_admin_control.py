@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 from leveret import __version__
-from leveret.broker.admin import control as control_module
 from leveret.broker.admin.client import ControlError, NotRunning, ask
 from leveret.broker.admin.control import ControlSocket, Progress, Refused, socket_path
 from leveret.broker.config import Settings
@@ -72,6 +72,10 @@ async def listening(data: Path, handlers: Handlers) -> AsyncIterator[ControlSock
 async def control(tmp_path: Path, handlers: Handlers) -> AsyncIterator[ControlSocket]:
     async with listening(tmp_path, handlers) as running:
         yield running
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 async def send(path: Path, data: bytes) -> list[dict[str, Any]]:
@@ -143,14 +147,14 @@ async def test_stop_ends_what_was_asked_for(tmp_path: Path, handlers: Handlers) 
         await wait_until(lambda: handlers.waiting)
     assert handlers.cancelled == 1
     assert await asking == [{"ok": False, "error": "the broker stops"}]
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 # --- the socket's file -----------------------------------------------------------------------
 
 
 async def test_only_its_owner_may_use_it(control: ControlSocket, tmp_path: Path) -> None:
-    mode = (tmp_path / "control.sock").stat().st_mode  # noqa: ASYNC240
+    mode = (tmp_path / "control.sock").stat().st_mode
     assert stat.S_ISSOCK(mode)
     assert stat.S_IMODE(mode) == 0o600
 
@@ -178,7 +182,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The system's folder for temporary files; a short one, as it is."""
     folder = tmp_path.parent / f"t{os.getpid()}"
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(control_module.tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder))
     return folder
 
 
@@ -188,13 +192,13 @@ async def test_path_that_is_too_long_is_replaced(
     async with listening(deep, handlers) as control:
         assert control.path.parent.parent == temporary
         assert socket_path(deep) == control.path
-        assert [path.name for path in deep.iterdir()] == ["control.path"]
-        parent = control.path.parent.stat()  # noqa: ASYNC240
+        assert names(deep) == ["control.path"]
+        parent = control.path.parent.stat()
         assert stat.S_IMODE(parent.st_mode) == 0o700
         request: dict[str, object] = {"command": "echo"}
         assert await asyncio.to_thread(ask, deep, request) == request
-    assert list(deep.iterdir()) == []
-    assert list(temporary.iterdir()) == []
+    assert names(deep) == []
+    assert names(temporary) == []
 
 
 async def test_replacement_of_a_killed_broker_is_removed(
@@ -203,10 +207,10 @@ async def test_replacement_of_a_killed_broker_is_removed(
     left = temporary / "leveret-old"
     left.mkdir()
     (left / "control.sock").touch()
-    (deep / "control.path").write_text(f"{left}/control.sock\n")  # noqa: ASYNC240
+    (deep / "control.path").write_text(f"{left}/control.sock\n")
     async with listening(deep, handlers):
-        assert not left.exists()  # noqa: ASYNC240
-    assert list(temporary.iterdir()) == []
+        assert not left.exists()
+    assert names(temporary) == []
 
 
 async def test_foreign_file_named_as_replacement_is_kept(
@@ -214,10 +218,10 @@ async def test_foreign_file_named_as_replacement_is_kept(
 ) -> None:
     precious = temporary / "precious"
     precious.touch()
-    (tmp_path / "control.path").write_text(f"{precious}\n")  # noqa: ASYNC240
+    (tmp_path / "control.path").write_text(f"{precious}\n")
     async with listening(tmp_path, handlers):
         pass
-    assert precious.exists()  # noqa: ASYNC240
+    assert precious.exists()
     precious.unlink()
 
 
@@ -270,7 +274,7 @@ async def test_status_of_a_broker(broker: Broker, settings: Settings) -> None:
 async def test_socket_goes_with_the_broker(settings: Settings) -> None:
     async with Broker(settings):
         assert (settings.data / "control.sock").exists()
-    assert sorted(path.name for path in settings.data.iterdir()) == ["lock", "vhosts"]
+    assert names(settings.data) == ["lock", "vhosts"]
 
 
 async def test_broker_that_writes_nothing_has_no_socket(settings: Settings) -> None:

@@ -163,7 +163,8 @@ class SmallDisk(LeveretTarget):
     _STEP = 1 << 19
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        # Publishers would be blocked long before the disk is full.
+        super().__init__(folder, env={"LEVERET_DISK_FREE_LIMIT": "0"})
         self.data.mkdir()
         self._folder = folder
 

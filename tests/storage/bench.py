@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 from leveret.protocol.message import Message
@@ -107,13 +108,11 @@ class Bench:
 
     def drop(self, count: int) -> int:
         """In as many calls as that takes."""
-        total = 0
-        while True:
-            dropped = self.settled(lambda: self.queue.drop(count - total))
-            assert isinstance(dropped, int)
-            total += dropped
-            if self.gives_all or not dropped or total == count:
-                return total
+        dropped = self.settled(partial(self.queue.drop, count))
+        assert isinstance(dropped, int)
+        if self.gives_all or dropped in (0, count):
+            return dropped
+        return dropped + self.drop(count - dropped)
 
     def drop_while(self, predicate: Predicate) -> int:
         """All that go, in as many calls as that takes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import shutil
 import sqlite3
 import stat
@@ -291,7 +292,7 @@ def test_failed_backup_leaves_the_last_one(
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup_module.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(BackupError, match="No space left"):
         back_up_into(archive.data, archive.file)
     assert archive.file.read_bytes() == before

@@ -1,0 +1,166 @@
+"""A variable queue through any sequence of operations, page-outs, stops and crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+
+from leveret.protocol.message import Message
+from tests.storage.bench import Bench, message, variable
+from tests.storage.stage import Stage
+from tests.storage.test_backing_queue_model import BackingQueueModel, Slot
+
+counts = st.integers(0, 6)
+
+
+class VariableQueueModel(BackingQueueModel):
+    """Bodies are unique; those with an "a" are transient, those with a "c" are kept apart."""
+
+    def __init__(self, make_bench: Callable[[], Bench]) -> None:
+        super().__init__(make_bench)
+        assert self.bench.stage is not None
+        self.stage: Stage = self.bench.stage
+        # Persistent messages in order of publication, with the number of their confirm; removed
+        # once it is certain that they are gone.
+        self.history: dict[str, int] = {}
+        # Of those: gone, but perhaps not yet on disk.
+        self.going: set[str] = set()
+        self.expiries: dict[str, int | None] = {}
+        self.made = 0
+
+    def new_body(self, body: str) -> str:
+        self.made += 1
+        return f"{self.made}{body.replace('cccc', 'c' * 12)}"
+
+    def messages(self, bodies: list[str]) -> list[Message]:
+        made = []
+        for at, body in enumerate(bodies):
+            persistent = "a" not in body
+            if persistent:
+                self.history[body] = self.published + at + 1
+            made.append(message(body, persistent=persistent))
+        return made
+
+    def discard(self, bodies: list[str]) -> None:
+        # Not a rule here: what is discarded is not in the history.
+        raise NotImplementedError
+
+    def remove(self, slot: Slot) -> None:
+        super().remove(slot)
+        self.going.add(slot.body)
+
+    # --- rules -----------------------------------------------------------------------------
+
+    @rule(turns=st.integers(1, 8))
+    def turn(self, turns: int) -> None:
+        """Reads and commits go a bit further."""
+        for _ in range(turns):
+            self.stage.turn()
+
+    @rule(q1=counts, q4=counts, betas=counts, acks=counts)
+    def page_out(self, q1: int, q4: int, betas: int, acks: int) -> None:
+        self.stage.call(lambda: self.stage.queue.push_q1(q1))
+        self.stage.call(lambda: self.stage.queue.push_q4(q4))
+        self.stage.call(lambda: self.stage.queue.push_betas_to_deltas(betas))
+        self.stage.call(lambda: self.stage.queue._limit_ram_acks(acks))
+
+    @rule(is_lazy=st.booleans())
+    def set_lazy(self, is_lazy: bool) -> None:
+        self.stage.call(lambda: self.stage.queue.set_lazy(is_lazy=is_lazy))
+
+    @rule()
+    def settle(self) -> None:
+        """All that was asked for is on disk."""
+        self.stage.settle()
+        for body in self.going & self.history.keys():
+            del self.history[body]
+        self.going.clear()
+        there = [body for _, body in self.on_disk()]
+        assert there == [slot.body for slot in self.slots if slot.body in self.history]
+
+    @rule(is_lazy=st.booleans())
+    def restart(self, is_lazy: bool) -> None:
+        """Stopped in order: everything persistent is there, marked if it was delivered."""
+        self.stage.is_lazy = is_lazy
+        self.stage.stop()
+        self.stage.start(is_clean=True)
+        self.came_back([slot for slot in self.slots if slot.body in self.history])
+        for slot in self.slots:
+            slot.redelivered = slot.redelivered or slot.is_pending
+            slot.is_pending = False
+        self.history = {slot.body: self.history[slot.body] for slot in self.slots}
+
+    @rule(is_lazy=st.booleans())
+    def crash(self, is_lazy: bool) -> None:
+        """Whatever was committed is there, marked as delivered."""
+        self.confirms_come_once()
+        confirmed = set(self.confirmed)
+        self.stage.is_lazy = is_lazy
+        self.stage.crash()
+        self.stage.start(is_clean=False)
+        there = self.on_disk()
+        bodies = [body for _, body in there]
+        order = list(self.history)
+        assert bodies == sorted(bodies, key=order.index), "order"
+        for body, number in self.history.items():
+            assert body in bodies or body in self.going or number not in confirmed, "lost"
+        self.came_back(
+            [Slot(body, self.expiries[body], False, seq_id, True) for seq_id, body in there]
+        )
+        self.history = {body: self.history[body] for body in bodies}
+
+    # --- what it needs ---------------------------------------------------------------------
+
+    def came_back(self, slots: list[Slot]) -> None:
+        self.slots = slots
+        self.going.clear()
+        self.wakes_due = None
+        # What was not confirmed never will be.
+        self.confirmed = list(range(1, self.published + 1))
+
+    def on_disk(self) -> list[tuple[int, str]]:
+        rows = self.stage.rows(
+            "SELECT m.key & 0xffffffffff, coalesce(m.body, b.body) FROM message m"
+            " LEFT JOIN body b ON b.id = m.body_id ORDER BY m.key"
+        )
+        return [(seq_id, body.decode()) for seq_id, body in rows]
+
+    @invariant()
+    def expiries_are_known(self) -> None:
+        """Of messages that come back although they were on their way out."""
+        self.expiries.update({slot.body: slot.expires_at_ms for slot in self.slots})
+
+    @invariant()
+    def files_add_up(self) -> None:
+        self.stage.check_files()
+
+
+def test_behaves_like_a_list_over_restarts() -> None:
+    benches: list[Bench] = []
+
+    def make_bench() -> Bench:
+        while benches:
+            benches.pop().close()
+        benches.append(Bench(variable()))
+        return benches[-1]
+
+    class Model(VariableQueueModel):
+        def __init__(self) -> None:
+            super().__init__(make_bench)
+
+    try:
+        run_state_machine_as_test(
+            Model,
+            settings=settings(
+                max_examples=1000,
+                stateful_step_count=60,
+                deadline=None,
+                suppress_health_check=[HealthCheck.too_slow],
+            ),
+        )
+    finally:
+        for bench in benches:
+            bench.close()
