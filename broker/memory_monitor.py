@@ -1,7 +1,7 @@
 """How much memory the broker uses, and how much of it queues may use [122-123].
 
-Every 2.5 s the memory of this process is held against the watermark. Above it, the memory alarm
-is set. Long before, from half of it on, queues are told how long their messages in memory may
+Every 2.5 s the memory of this process is held against the watermark, and more often where it
+could be reached sooner. Above it, the memory alarm is set. Long before, from half of it on, queues are told how long their messages in memory may
 last: each reports how long they would at its present rates, and the mean of all, made shorter as
 memory gets short, is the target for every one. So queues whose messages are gone soon keep them,
 and those that only grow write theirs to disk.
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 2.5
 REPORT_S = 5.0
+# What publishers can fill in a second, and the least time between two looks.
+_FAST_BYTES = 400_000_000
+_SOON_S = 0.25
 # Of the watermark: from here on messages are paged out.
 PAGING_RATIO = 0.5
 # From here on queues are asked, so that their reports are there when they are needed.
@@ -143,6 +146,8 @@ class MemoryMonitor:
         # Where queues put their reports.
         self.mailbox = Mailbox("memory monitor")
         self._known: dict[Mailbox, _Known] = {}
+        # When targets are worked out next: looks in between are for the alarm alone.
+        self._target_at = -math.inf
         # Queues are asked again when this time has come.
         self._ask_at = -math.inf
         self._timer: Timer | None = None
@@ -155,9 +160,23 @@ class MemoryMonitor:
             self._timer.cancel()
 
     def _look(self) -> None:
-        self._timer = self._clock.call_later(INTERVAL_S, self._look)
+        now = self._clock.monotonic()
+        is_due = now >= self._target_at
+        if is_due:
+            self._target_at = now + INTERVAL_S
+        self._watch(is_due=is_due)
+        until_s = self._target_at - now
+        if self.used <= self.limit:
+            # The time in which half of what is left could be filled.
+            until_s = min(until_s, max(_SOON_S, (self.limit - self.used) / (2 * _FAST_BYTES)))
+        self._timer = self._clock.call_at(now + until_s, self._look)
+        if is_due:
+            self._share_out(now)
+
+    def _watch(self, *, is_due: bool) -> None:
         self.used = self._probes.used_memory()
-        if self.used >= PAGING_RATIO * self.limit:
+        is_short = self.used > self.limit
+        if self.used >= PAGING_RATIO * self.limit if is_due else is_short:
             self._probes.release_memory()
             self.used = self._probes.used_memory()
         if self.used > self.limit:
@@ -165,12 +184,14 @@ class MemoryMonitor:
             self._alarms.set(self.CAUSE, MEMORY, details)
         else:
             self._alarms.clear(self.CAUSE)
+
+    def _share_out(self, now: float) -> None:
         reporters = self._take_reports()
         self._change_target()
         # The others learn of a target that has changed in their favour: the answer to a report.
         for mailbox in reporters:
             self._send(mailbox, self._known[mailbox])
-        self._ask()
+        self._ask(now)
 
     @property
     def _ratio(self) -> float:
@@ -219,13 +240,12 @@ class MemoryMonitor:
             known.sent = self.target
             mailbox.put_urgent(SetRamDuration(self.target))
 
-    def _ask(self) -> None:
+    def _ask(self, now: float) -> None:
         # A target that was set is taken back only where somebody is asked.
         if self._ratio < ASKING_RATIO and all(
             known.sent == math.inf for known in self._known.values()
         ):
             return
-        now = self._clock.monotonic()
         if now < self._ask_at:
             return
         self._ask_at = now + REPORT_S

@@ -142,8 +142,10 @@ class QueueIndex:
         self._under_way[write] = (seq_ids[0], seq_ids[-1])
         self._database.put(write)
 
-    def is_separate(self, message: Message) -> bool:
-        return self._store.is_separate(message)
+    @property
+    def embed_below(self) -> int:
+        """From this size on, body and header together, a body is kept apart [107]."""
+        return self._store.embed_below
 
     def reserve(self, message: Message) -> int:
         """The id under which a large body will be written."""

@@ -296,8 +296,9 @@ class VariableQueue:
         index.write(
             [status.seq_id for status in statuses], messages, statuses[0].expires_at_ms, committed
         )
+        embed_below = index.embed_below
         for status, message in zip(statuses, messages, strict=True):
-            if index.is_separate(message):
+            if status.size + len(message.header) >= embed_below:
                 status.body_id = index.reserve(message)
         self._spend(len(statuses))
 

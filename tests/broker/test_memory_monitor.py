@@ -21,7 +21,8 @@ from leveret.broker.memory_monitor import (
 )
 from leveret.broker.queues.commands import RamDuration, ReportRamDuration, SetRamDuration
 
-LIMIT = 10_000_000
+# So large that it cannot be filled in the time between two looks.
+LIMIT = 10_000_000_000
 
 
 class Stage:
@@ -95,6 +96,25 @@ def test_what_can_be_given_back_raises_no_alarm(stage: Stage) -> None:
     stage.look(ratio=1.2)
     assert not stage.alarms.active
     assert stage.monitor.used == round(LIMIT * 0.7)
+
+
+def test_a_small_limit_is_watched_more_closely(clock: VirtualClock) -> None:
+    """It could be passed by far between two looks."""
+    stage = Stage(clock, watermark=200_000_000)
+    queue = stage.queue()
+    stage.used = 90_000_000
+    stage.monitor.start()
+    assert questions(queue) == 1
+    stage.used = 300_000_000
+    clock.advance(0.25)
+    assert stage.alarms.has(MEMORY)
+    # Targets come as slowly as ever, and so does the end.
+    assert not queue.urgent
+    stage.used = 90_000_000
+    clock.advance(2.2)
+    assert stage.alarms.active
+    clock.advance(0.1)
+    assert not stage.alarms.active
 
 
 def test_looks_every_two_and_a_half_seconds(stage: Stage) -> None:
@@ -273,7 +293,7 @@ def test_queues_that_are_gone_do_not_count(stage: Stage) -> None:
 def test_statistics(stage: Stage) -> None:
     queue = stage.queue()
     stage.look(ratio=0.3)
-    expected = {"used": 3_000_000, "limit": LIMIT, "ram_duration_target_s": None}
+    expected = {"used": LIMIT * 3 // 10, "limit": LIMIT, "ram_duration_target_s": None}
     assert stage.monitor.statistics() == expected
     lower_target(stage, queue, to=4.0)
     assert stage.monitor.statistics()["ram_duration_target_s"] == 4.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from leveret.broker.config import Settings
 from leveret.broker.server import Broker
 from leveret.storage.folder_lock import FolderInUse, FolderLock
+from tests.support.broker_process import BrokerProcess
 
 HOLDER = """
 import sys
@@ -69,3 +71,24 @@ async def test_second_broker_on_a_folder_does_not_start(broker: Broker, settings
     # The first has everything it had.
     assert broker.vhosts["/"].database is not None
     await broker.vhosts["/"].database.wait_committed()
+
+
+async def test_stopped_broker_gives_the_folder_back(settings: Settings) -> None:
+    stopped = Broker(settings)
+    await stopped.start()
+    await stopped.stop()
+    # While the object is still there: its end must not be what releases the lock.
+    with FolderLock(settings.data):
+        pass
+    assert stopped.vhosts
+
+
+async def test_broker_that_cannot_start_gives_the_folder_back(
+    broker_process: BrokerProcess, settings: Settings
+) -> None:
+    failed = Broker(replace(settings, port=broker_process.port))
+    with pytest.raises(OSError, match="in use"):
+        await failed.start()
+    with FolderLock(settings.data):
+        pass
+    assert failed.vhosts
