@@ -1,10 +1,11 @@
 """How much memory the broker uses, and how much of it queues may use [122-123].
 
 Every 2.5 s the memory of this process is held against the watermark, and more often where it
-could be reached sooner. Above it, the memory alarm is set. Long before, from half of it on, queues are told how long their messages in memory may
-last: each reports how long they would at its present rates, and the mean of all, made shorter as
-memory gets short, is the target for every one. So queues whose messages are gone soon keep them,
-and those that only grow write theirs to disk.
+could be reached sooner. Above it, the memory alarm is set. Long before, from half of it on,
+queues are told how long their messages in memory may last: each reports how long they would at
+its present rates, and the mean of all, made shorter as memory gets short, is the target for every
+one. So queues whose messages are gone soon keep them, and those that only grow write theirs to
+disk.
 
 Queues are reached through their mailboxes, like by everybody; their reports gather in the
 monitor's own and are read at its next look. While memory is plentiful nobody is asked, so that

@@ -41,8 +41,8 @@ COMMIT_BYTES = 4 << 20
 CHECKPOINT_BYTES = 8 << 20
 # A WAL this long makes one commit wait until readers are out of the way and it can start anew.
 WAL_LIMIT_BYTES = 64 << 20
-# Two of the largest embedded messages fit a page; benchmarks/storage.py has 1 KB bodies at three
-# quarters of the CPU time of 4096. 16384 saves little more, and a lone message's commit doubles.
+# Against 4096 a sixth less CPU time for 1 KB bodies (benchmarks/storage.py), 16384 a quarter less;
+# but the commit of a lone message writes 12, 20 and 36 KB to the WAL.
 PAGE_SIZE = 8192
 # A message's key is queue id << SEQ_BITS | position.
 SEQ_BITS = 40
@@ -423,7 +423,8 @@ class Database:
         numbers["bytes"] += batch.bytes
         numbers["longest_commit_s"] = max(numbers["longest_commit_s"], time.perf_counter() - begun)
         self._note_step(cpu)
-        self._since_checkpoint += batch.bytes + 100 * batch.rows
+        # A guess: rows, and the pages that even the smallest commit writes.
+        self._since_checkpoint += batch.bytes + 100 * batch.rows + 2 * PAGE_SIZE
         if self._since_checkpoint >= CHECKPOINT_BYTES:
             self._since_checkpoint = 0
             await self._checkpoint()

@@ -22,12 +22,9 @@ class MessageStore:
 
     def __init__(self, embed_below: int, next_id: int = 1) -> None:
         """``next_id``: no body in the file has this id or a higher one."""
+        # From this size on, body and header together, a body is kept here [107].
         self.embed_below = embed_below
         MessageStore._next_id = max(MessageStore._next_id, next_id)
-
-    def is_separate(self, message: Message) -> bool:
-        """Too large to stand in the index [107]."""
-        return len(message.body) + len(message.header) >= self.embed_below
 
     def reserve(self, message: Message) -> None:
         """Give a large body its id, before it is written anywhere."""

@@ -10,6 +10,8 @@ import pytest
 
 from leveret.broker.alarms import DISK, MEMORY, Alarms
 from leveret.broker.clock import VirtualClock
+from leveret.broker.config import Settings
+from leveret.broker.flow import Bump
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.memory_monitor import (
     INTERVAL_S,
@@ -19,7 +21,15 @@ from leveret.broker.memory_monitor import (
     total_memory,
     used_memory,
 )
-from leveret.broker.queues.commands import RamDuration, ReportRamDuration, SetRamDuration
+from leveret.broker.queues.actor import STORE
+from leveret.broker.queues.commands import (
+    Loaded,
+    RamDuration,
+    ReportRamDuration,
+    SetRamDuration,
+)
+from leveret.storage.memory_queue import MemoryQueue
+from tests.broker.queues.bench import ActorBench
 
 # So large that it cannot be filled in the time between two looks.
 LIMIT = 10_000_000_000
@@ -297,6 +307,40 @@ def test_statistics(stage: Stage) -> None:
     assert stage.monitor.statistics() == expected
     lower_target(stage, queue, to=4.0)
     assert stage.monitor.statistics()["ram_duration_target_s"] == 4.0
+
+
+# --- queues ------------------------------------------------------------------------------------
+
+
+class Steps(MemoryQueue):
+    """Counts the steps of work that it is asked for."""
+
+    steps = 0
+
+    def resume(self) -> None:
+        self.steps += 1
+
+
+async def test_paging_waits_for_the_store(clock: VirtualClock) -> None:
+    """What the store has not written yet is still in memory."""
+    backing: list[Steps] = []
+
+    def make(wake: Callable[[], None]) -> Steps:
+        backing.append(Steps(wake))
+        return backing[0]
+
+    async with ActorBench(clock, make_backing=make) as bench:
+        bench.actor.spend(Settings().store_credit)
+        bench.put_urgent(Loaded())
+        await bench.settle()
+        assert backing[0].steps == 0
+        bench.put_urgent(Bump(STORE, Settings().store_credit))
+        await bench.settle()
+        assert backing[0].steps == 1
+        # Only if there was something to go on with.
+        bench.put_urgent(Bump(STORE, 1))
+        await bench.settle()
+        assert backing[0].steps == 1
 
 
 # --- this machine ------------------------------------------------------------------------------

@@ -536,11 +536,13 @@ async def test_a_small_machine_takes_a_backlog_larger_than_its_memory(tmp_path: 
         statm = Path(f"/proc/{process.pid}/statm")
         highest = 0
 
+        def resident_bytes() -> int:
+            return int(statm.read_text().split()[1]) * 4096
+
         async def watch() -> None:
             nonlocal highest
             while True:
-                pages = int(statm.read_text().split()[1])
-                highest = max(highest, pages * 4096)
+                highest = max(highest, resident_bytes())
                 await asyncio.sleep(0.1)
 
         watching = asyncio.create_task(watch())

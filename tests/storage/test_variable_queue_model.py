@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
@@ -138,7 +139,10 @@ class VariableQueueModel(BackingQueueModel):
         self.stage.check_files()
 
 
-def test_behaves_like_a_list_over_restarts() -> None:
+@pytest.mark.parametrize(
+    "examples", [pytest.param(40, id="short"), pytest.param(600, id="long", marks=pytest.mark.slow)]
+)
+def test_behaves_like_a_list_over_restarts(examples: int) -> None:
     benches: list[Bench] = []
 
     def make_bench() -> Bench:
@@ -155,7 +159,7 @@ def test_behaves_like_a_list_over_restarts() -> None:
         run_state_machine_as_test(
             Model,
             settings=settings(
-                max_examples=100,
+                max_examples=examples,
                 stateful_step_count=60,
                 deadline=None,
                 suppress_health_check=[HealthCheck.too_slow],
