@@ -3,10 +3,11 @@
 Upstream: ``queue_index.py``, ``message_store.py`` and ``definitions.py`` put operations; nobody
 else writes. Downstream: SQLite, in two threads of aiosqlite's: one that writes, one that reads.
 
-There is one commit at a time and no timer. While a commit runs, operations gather; when it ends
-the next batch starts at once, with as many operations as fit under a cap, in order. An idle
-broker commits one message in one fsync, a busy one thousands. What is put is safe when its
-``committed`` has been called, and never before: WAL with synchronous=FULL.
+There is one commit at a time, and no timer for what somebody waits for. While a commit runs,
+operations gather; when it ends the next batch starts at once, with as many operations as fit under
+a cap, in order. An idle broker commits one message in one fsync, a busy one thousands. What is put
+is safe when its ``committed`` has been called, and never before: WAL with synchronous=FULL. Only
+deletions of acked messages, which nobody waits for, wait for company (``put_lazily``).
 
 A commit is one call in the writer's thread (begin, statements, commit). Python's sqlite3 gives up
 the GIL at every step and must win it back from the event loop, so statements are few and large.

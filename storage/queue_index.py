@@ -162,7 +162,8 @@ class QueueIndex:
         self._unremoved_bytes += sum([row[1] for row in written])
         remove = _Remove(self, written)
         self._under_way[remove] = (min(written)[0], max(written)[0])
-        self._database.put(remove)
+        # Nobody waits for it: should it be lost, the message comes back marked as redelivered.
+        self._database.put_lazily(remove)
 
     def remove_range(self, first: int, last: int, keep: Collection[int] = ()) -> None:
         """Remove whatever is there from ``first`` to ``last``, but not ``keep``."""

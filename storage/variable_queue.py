@@ -191,7 +191,7 @@ class VariableQueue:
         self._owes_wake = False
         # Positions of the delta are being read.
         self._is_reading_positions = False
-        # Meanwhile: what was acked, and what was requeued and belongs into the delta.
+        # Meanwhile: what was acked or requeued, and of the latter what belongs into the delta.
         self._settled_meanwhile: set[int] = set()
         self._requeue_later: list[MsgStatus] = []
         # Bytes of the messages in q3 that are in memory: how far was read ahead.
@@ -200,6 +200,8 @@ class VariableQueue:
         self._has_to_page = False
         self._is_terminated = False
         self.disk_reads = 0
+        # Counted, but not found on disk: a damaged file, or a mistake of ours.
+        self.lost = 0
         self.paged_out = 0
         if index is not None:
             self._recover(index, is_clean=is_clean)
@@ -685,7 +687,6 @@ class VariableQueue:
             self.ram_pending.keys(),
             self.disk_pending.keys(),
             self._settled_meanwhile,
-            {status.seq_id for status in later},
         )
         loaded = [s for s in found if not any(s.seq_id in seq_ids for seq_ids in not_ready)]
         self.q3.extend(loaded)
@@ -706,6 +707,7 @@ class VariableQueue:
         missing = self.delta.count
         if missing:
             log.error("%d messages that were counted are not on disk", missing)
+            self.lost += abs(missing)
             self._len -= missing
             self._ready_bytes -= self.delta.bytes
 
@@ -739,6 +741,7 @@ class VariableQueue:
         if head.message is None:
             # Never ask for ever for what is not there.
             log.error("a message that was counted is not on disk (position %d)", head.seq_id)
+            self.lost += 1
             self.q3.remove(head)
             self._len -= 1
             self._ready_bytes -= head.size

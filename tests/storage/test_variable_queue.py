@@ -67,13 +67,16 @@ class Show:
         delta: list[int] | None = None,
         q2: list[int] | None = None,
         q1: list[int] | None = None,
+        delta_numbers: tuple[int, int, int] | None = None,
     ) -> None:
         queue = self.queue
         for name, expected in (("q4", q4), ("q3", q3), ("q2", q2), ("q1", q1)):
             there = [status.seq_id for status in getattr(queue, name)]
             assert there == (expected or []), name
         numbers = (queue.delta.start, queue.delta.end, queue.delta.count)
-        if delta:
+        if delta_numbers:
+            assert numbers == delta_numbers, "delta"
+        elif delta:
             assert numbers == (delta[0], delta[-1] + 1, len(delta)), "delta"
         else:
             assert numbers[2] == 0, "delta"
@@ -194,6 +197,18 @@ def test_a_segment_that_is_exactly_full(show: Show) -> None:
     assert show.fetch(12) == span(1, 12)
 
 
+def test_a_recovered_delta_that_ends_before_its_range(show: Show) -> None:
+    """Its last positions were transient: when nothing is left in it, it is empty."""
+    show.publish(1, 5)
+    show.publish(6, 8, persistent=False)
+    show.stage.stop()
+    show.stage.start(is_clean=True)
+    show.publish(9, 12)
+    show.push(q1=2)
+    show.stands(delta_numbers=(0, 9, 5), q2=[9, 10], q1=[11, 12])
+    assert show.fetch(9) == [*span(1, 5), *span(9, 12)]
+
+
 def test_lazy_publishes_while_the_delta_is_read(show: Show) -> None:
     show.stage.call(lambda: show.queue.set_lazy(is_lazy=True))
     show.publish(1, 3)
@@ -269,21 +284,72 @@ def test_a_purge_makes_a_read_void(show: Show) -> None:
     assert show.stage.rows("SELECT key FROM message") == []
 
 
-def test_requeue_into_a_delta_that_is_being_read(show: Show) -> None:
-    """It is neither doubled nor lost, and has its place."""
-    show.publish(1, 8)
-    assert len(_list(show.stage.call(lambda: show.queue.fetch(8, ack_required=True)))) == 8
-    show.stage.call(lambda: show.queue.requeue([1, 5, 8]))
-    show.push(q4=3)
+@pytest.fixture
+def riddled(show: Show) -> Show:
+    """1 to 20 were delivered, and all but five are pending: most in the range of the delta."""
+    show.publish(1, 20)
+    show.stage.call(lambda: show.queue.fetch(20, ack_required=True))
+    show.stage.call(lambda: show.queue.requeue([1, 5, 8, 12, 20]))
+    show.push(q4=5)
     show.betas_to_deltas()
-    assert (show.queue.delta.start, show.queue.delta.end, show.queue.delta.count) == (5, 9, 2)
-    assert show.stage.call(lambda: show.queue.drop(1)) == 1
+    show.stands(q3=[1], delta_numbers=(5, 21, 4))
+    # So that a read waits for no commit, and what comes meanwhile is not on disk when it reads.
+    show.stage.settle()
+    show.stage.run(show.stage.database.read(lambda connection: None))
+    return show
+
+
+def begin_reading(show: Show) -> None:
     assert show.stage.call(show.queue.peek) is LOADING
     show.stage.turn()
-    show.stage.call(lambda: show.queue.requeue([6]))
-    show.stage.call(lambda: show.queue.ack([7]))
+    assert show.queue._is_reading_positions
+
+
+def test_what_is_pending_in_the_range_of_a_delta_is_not_read(riddled: Show) -> None:
+    assert riddled.fetch(5) == [1, 5, 8, 12, 20]
+    assert riddled.queue.depth() == 15
+
+
+def test_what_happens_while_a_delta_is_read(riddled: Show) -> None:
+    """Nothing is doubled and nothing is lost, and all have their places."""
+    begin_reading(riddled)
+    riddled.stage.call(lambda: riddled.queue.requeue([6, 9, 19]))
+    riddled.stage.call(lambda: riddled.queue.ack([7, 10, 18]))
+    riddled.stage.call(lambda: riddled.queue._limit_ram_acks(3))
+    riddled.publish(21, 22)
+    riddled.stage.settle()
+    assert riddled.fetch(10) == [1, 5, 6, 8, 9, 12, 19, 20, 21, 22]
+    riddled.stage.settle()
+    assert riddled.queue.depth() == 9
+    assert len(riddled.stage.rows("SELECT key FROM message")) == 9
+    riddled.stage.check_files()
+
+
+def test_a_purge_leaves_what_is_pending_in_the_range_of_a_delta(riddled: Show) -> None:
+    assert riddled.stage.call(riddled.queue.purge) == 5
+    riddled.stage.call(lambda: riddled.queue._limit_ram_acks(15))
+    riddled.stage.settle()
+    pending = [*span(2, 4), 6, 7, *span(9, 11), *span(13, 19)]
+    riddled.stage.call(lambda: riddled.queue.requeue(pending))
+    assert riddled.fetch(15) == pending
+    riddled.stage.settle()
+    riddled.stage.check_files()
+
+
+def test_the_front_of_a_delta_stands_still_while_it_is_read(show: Show) -> None:
+    show.publish(1, 12)
+    show.push(q4=12)
+    show.betas_to_deltas(5)
+    show.stands(q3=span(1, 7), delta=span(8, 12))
+    begin_reading(show)
+    show.betas_to_deltas()
+    show.stands(q3=span(1, 7), delta=span(8, 12))
+    show.publish(13, 16)
+    show.push(q1=3)
+    show.betas_to_deltas()
+    show.stands(q3=span(1, 7), delta=span(8, 15), q1=[16])
     show.stage.settle()
-    assert show.fetch(3) == [5, 6, 8]
+    assert show.fetch(16) == span(1, 16)
 
 
 def test_a_purge_in_many_steps_leaves_no_ghosts(
@@ -401,12 +467,15 @@ def test_a_queue_started_anew_on_a_live_index(show: Show) -> None:
     show.stage.settle()
     show.fetch(2)
     show.publish(6, 9)
+    # Their rows in the transient file may still be there: their positions are not given again.
+    show.publish(100, 105, persistent=False)
     old = show.queue
     show.stage.queue = variable_queue.VariableQueue(
         show._wake, old._index, old._make_transient_index, lambda: 0.0, is_clean=False
     )
     old._end()
     assert len(show.queue) == 7
+    assert show.queue._next_seq == old._next_seq
     show.publish(10, 10)
     assert show.fetch(8) == span(3, 10)
     show.stage.settle()
@@ -424,11 +493,26 @@ def test_counting_wrong_does_not_hang(show: Show, caplog: pytest.LogCaptureFixtu
             lambda c: c.execute("DELETE FROM message WHERE key & 0xff IN (4, 9)")
         )
     )
+    show.stage.is_damaged = True
     show.queue.check_invariants = lambda: None  # type: ignore[method-assign]
     assert show.fetch(7) == [1, 2, 3, 5, 6, 7, 8]
     assert show.stage.call(lambda: show.queue.fetch(1, ack_required=True)) is EMPTY
     assert show.queue.ready_bytes == 0
     assert "not on disk" in caplog.text
+    assert show.queue.lost == 2
+
+
+def test_a_queue_that_lost_everything_goes_on(show: Show) -> None:
+    show.publish(1, 9)
+    show.stage.stop()
+    show.stage.start(is_clean=True)
+    show.stage.run(
+        show.stage.database.call_writer(lambda c: c.execute("DELETE FROM message").fetchall())
+    )
+    show.stage.is_damaged = True
+    show.publish(10, 11)
+    assert show.fetch(2) == [10, 11]
+    assert show.stage.call(lambda: show.queue.fetch(1, ack_required=True)) is EMPTY
 
 
 # --- memory --------------------------------------------------------------------------------------

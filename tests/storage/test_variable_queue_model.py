@@ -68,6 +68,15 @@ class VariableQueueModel(BackingQueueModel):
         self.stage.call(lambda: self.stage.queue.push_betas_to_deltas(betas))
         self.stage.call(lambda: self.stage.queue._limit_ram_acks(acks))
 
+    @rule(data=st.data())
+    def riddle(self, data: st.DataObject) -> None:
+        """Take some, return a few of them, page those out: pending ones in a delta's range."""
+        for _ in range(3):
+            self.fetch(8, True, None)
+            self.settle()
+        self.requeue(data)
+        self.page_out(6, 6, 6, 2)
+
     @rule(is_lazy=st.booleans())
     def set_lazy(self, is_lazy: bool) -> None:
         self.stage.call(lambda: self.stage.queue.set_lazy(is_lazy=is_lazy))
