@@ -261,6 +261,11 @@ class Settings:
     credit_flow_more_after: int = _setting(
         200, Whole(1, 1_000_000), "Messages handled before a publisher gets that many more."
     )
+    classic_queue_flow_control: str = _setting(
+        "on",
+        Choice(("on", "off")),
+        "Whether queues slow down their publishers; `off` lets a publisher fill memory.",
+    )
     delivery_window: int = _setting(
         200, Whole(1, 1_000_000), "Deliveries that may wait for a slow consumer's socket."
     )

@@ -60,6 +60,8 @@ class PublishMethods:
         self._channel = channel
         settings = channel.connection.settings
         self._max_size = settings.max_message_size
+        # Deliveries that cost nothing take no part in credit flow [34].
+        self._has_flow = settings.classic_queue_flow_control == "on"
         self._topology = channel.connection.vhost.topology
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
@@ -268,7 +270,7 @@ class PublishMethods:
             messages,
             channel.mailbox,
             first,
-            cost,
+            cost if self._has_flow else 0,
             size,
             largest,
             persistent,

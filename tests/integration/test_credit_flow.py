@@ -15,7 +15,7 @@ import pytest
 from pamqp import commands
 
 from leveret.broker.config import Settings
-from leveret.broker.queues.commands import DeleteNow
+from leveret.broker.queues.commands import DeleteNow, Delivery
 from leveret.broker.server import Broker
 from leveret.protocol.codec import make
 from tests.support.held_queues import (
@@ -182,6 +182,24 @@ async def test_the_credit_that_was_configured(
         held.release()
         await flood.send_more(10)
         assert await consume_numbers(broker.port, "held", flood.sent) == list(range(flood.sent))
+
+
+async def test_queues_need_not_slow_their_publishers(settings: Settings, held: HeldQueues) -> None:
+    """[34]: without flow control a queue that does not take is buffered for, as asked."""
+    settings = replace(settings, classic_queue_flow_control="off")
+    async with Broker(settings) as broker, await RawClient.open(broker.port) as publisher:
+        await declare(publisher, "q")
+        held.hold(broker, "q")
+        count = 5 * settings.credit_flow_initial
+        await publisher.send(b"".join(publish(1, "q", b"x") for _ in range(count)))
+        mailbox = queue_mailbox(broker, "q")
+
+        def waiting() -> int:
+            taken = [item for item in mailbox.ordinary if isinstance(item, Delivery)]
+            return sum(len(delivery.messages) for delivery in taken)
+
+        await wait_until(lambda: waiting() == count)
+        held.release()
 
 
 async def test_channels_share_the_fate_of_their_socket(held: HeldQueues, broker: Broker) -> None:
