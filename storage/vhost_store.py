@@ -13,6 +13,7 @@ import hashlib
 import sqlite3
 from collections.abc import Awaitable, Callable
 from functools import partial
+from heapq import heappop, heappush
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -95,7 +96,12 @@ class VhostStore:
         self.is_clean = True
         # Queue ids in use, those included whose rows are still being deleted.
         self._ids: set[int] = set()
+        # Ids below the next new one that may be given again, as a heap.
+        self._free: list[int] = []
+        self._next_id = 1
         self._indexes: dict[int, QueueIndex] = {}
+        # Ids under which a queue's paged-out messages are in the transient file.
+        self._transient_ids: dict[int, list[int]] = {}
 
     async def open(self) -> Definitions:
         """Open the files, delete what was paged out, read what was declared.
@@ -125,6 +131,8 @@ class VhostStore:
             raise
         self._bodies = MessageStore(self._settings.embed_below, next_body)
         self._ids |= {queue.id for queue in definitions.queues}
+        self._next_id = max(self._ids, default=0) + 1
+        self._free = [each for each in range(1, self._next_id) if each not in self._ids]
         return definitions
 
     def _check_version(self, version: object) -> None:
@@ -146,11 +154,16 @@ class VhostStore:
 
     def take_queue_id(self) -> int:
         """The lowest id no queue has, and whose rows are gone."""
-        queue_id = 1
-        while queue_id in self._ids:
-            queue_id += 1
+        if self._free:
+            queue_id = heappop(self._free)
+        else:
+            queue_id, self._next_id = self._next_id, self._next_id + 1
         self._ids.add(queue_id)
         return queue_id
+
+    def _free_id(self, queue_id: int) -> None:
+        self._ids.discard(queue_id)
+        heappush(self._free, queue_id)
 
     def make_queue(
         self,
@@ -175,7 +188,10 @@ class VhostStore:
             index.granted = granted
 
         def transient_index() -> QueueIndex:
-            made = QueueIndex(self._transient, self._transient_bodies, queue_id, Counters())
+            # An id of its own: what a predecessor that crashed has paged out is in the way.
+            own_id = self.take_queue_id()
+            self._transient_ids.setdefault(queue_id, []).append(own_id)
+            made = QueueIndex(self._transient, self._transient_bodies, own_id, Counters())
             made.granted = granted
             return made
 
@@ -192,11 +208,13 @@ class VhostStore:
     def forget_queue(self, queue_id: int, *, is_durable: bool) -> None:
         """The queue is deleted: its row goes with the next commit, its messages after it."""
         self._indexes.pop(queue_id, None)
+        for own_id in self._transient_ids.pop(queue_id, ()):
+            self._drop_transient(own_id)
         if is_durable:
             self.definitions.delete_queue(queue_id)
             self._drop_rows(queue_id)
         else:
-            self._release_id(queue_id)
+            self._free_id(queue_id)
 
     def _drop_rows(self, queue_id: int) -> None:
         first, last = queue_id << SEQ_BITS, ((queue_id + 1) << SEQ_BITS) - 1
@@ -206,19 +224,16 @@ class VhostStore:
                 Statement(
                     "DELETE FROM counter WHERE queue_id = ?",
                     (queue_id,),
-                    lambda: self._release_id(queue_id),
+                    lambda: self._free_id(queue_id),
                 )
             )
 
         self.database.put(RangeDrop(self.database, first, last, after=gone))
 
-    def _release_id(self, queue_id: int) -> None:
-        if not self._transient.is_open:
-            self._ids.discard(queue_id)
-            return
-        first, last = queue_id << SEQ_BITS, ((queue_id + 1) << SEQ_BITS) - 1
+    def _drop_transient(self, own_id: int) -> None:
+        first, last = own_id << SEQ_BITS, ((own_id + 1) << SEQ_BITS) - 1
         self._transient.put(
-            RangeDrop(self._transient, first, last, after=lambda: self._ids.discard(queue_id))
+            RangeDrop(self._transient, first, last, after=lambda: self._free_id(own_id))
         )
 
     # --- the whole -------------------------------------------------------------------------------
