@@ -25,6 +25,7 @@ from leveret.protocol.errors import AmqpError
 from leveret.protocol.field_table import Table, decode_table, encode_table
 from leveret.storage.definitions import Definitions, StoredBinding, StoredExchange
 from leveret.storage.queue_index import Counters
+from leveret.storage.unit import Unit, commit_in_memory
 
 if TYPE_CHECKING:
     from leveret.broker.channel.context import ReplyPort
@@ -192,6 +193,11 @@ class LiveVhost:
     def call_when_saved(self, call: Callable[[], object]) -> None:
         assert self._store is not None
         self._store.call_when_saved(call)
+
+    def make_unit(self, ended: Callable[[bool], object]) -> Unit:
+        """For changes of several queues that stand or fall together."""
+        put = commit_in_memory if self._store is None else self._store.database.put
+        return Unit(put, ended)
 
     async def _wait_saved(self) -> None:
         if self._store is not None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from leveret.protocol.message import Message
+from leveret.storage.database import Batch
 
 
 class Entry(NamedTuple):
@@ -57,6 +58,23 @@ LOADING: Final = Nothing.LOADING
 
 Loading = Literal[Nothing.LOADING]
 Predicate = Callable[[Entry], bool]
+
+
+# Messages that came together, and when they expire (None: never).
+Run = tuple[Sequence[Message], int | None]
+
+
+class Prepared(Protocol):
+    """What a unit (``unit.py``) does to one backing queue; nothing until ``gather``."""
+
+    def gather(self, batch: Batch) -> None:
+        """Its commit begins: messages get their positions, rows go into the batch.
+
+        Until ``commit`` nothing else may be published.
+        """
+
+    def commit(self) -> None:
+        """It is on disk: messages are ready, what was settled is forgotten."""
 
 
 class BackingQueue(Protocol):
@@ -118,6 +136,12 @@ class BackingQueue(Protocol):
 
     def requeue(self, seq_ids: Collection[int]) -> None:
         """Return pending messages to their places; ids that are not pending are ignored."""
+
+    def prepare(self, runs: Sequence[Run], settled: Collection[int]) -> Prepared:
+        """Publish ``runs`` and ack ``settled``, which are pending, as part of a unit.
+
+        Whoever asks settles those in no other way until the unit is committed or void.
+        """
 
     def purge(self) -> int:
         """Remove all that is ready; return how many that were. Pending ones stay."""

@@ -42,7 +42,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from leveret import __version__
 from leveret.storage.check import Report, check_folder, database_files, open_read_only
 from leveret.storage.folder_lock import LOCK_FILE
-from leveret.storage.vhost_store import SCHEMA_VERSION
+from leveret.storage.migrations import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from leveret.storage.database import Database

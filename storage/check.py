@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leveret.storage.database import SEQ_BITS
-from leveret.storage.vhost_store import SCHEMA_VERSION, TRANSIENT_SUFFIX
+from leveret.storage.migrations import UnknownVersion, check_version
+from leveret.storage.vhost_store import TRANSIENT_SUFFIX
 
 _SEQ_MASK = (1 << SEQ_BITS) - 1
 _TABLES = frozenset({"meta", "exchange", "queue", "binding", "counter", "message", "body"})
@@ -108,11 +109,14 @@ class _FileCheck:
             self._problem(f"is not a file of this broker: it lacks {', '.join(missing)}")
             return False
         meta = dict(connection.execute("SELECT name, value FROM meta"))
-        if meta.get("schema_version") != SCHEMA_VERSION:
-            self._problem(
-                f"has schema version {meta.get('schema_version')}, this Leveret knows"
-                f" {SCHEMA_VERSION}"
-            )
+        try:
+            # One of an older version is as good: the next start brings it up to date.
+            version = check_version(meta.get("schema_version"))
+        except UnknownVersion as error:
+            self._problem(str(error))
+            return False
+        if version >= 2 and "parameter" not in tables:
+            self._problem("is not a file of this broker: it lacks parameter")
             return False
         wrong = [
             text

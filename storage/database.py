@@ -54,7 +54,11 @@ RETRY_S = 0.5
 LAZY_S = 0.1
 LAZY_OPERATIONS = 100
 _ROWS_PER_STATEMENT = (100, 10, 1)
-# Of the table message; a batch holds its rows as one flat list of parameters.
+# A batch holds its rows as one flat list of parameters; delivery_count begins with its default.
+_INTO_MESSAGE = (
+    "INSERT INTO message"
+    " (key, size, flags, expires_at, envelope, extra_keys, header, body_id, body)"
+)
 _MESSAGE_COLUMNS = 9
 
 
@@ -132,19 +136,6 @@ class Statement:
         batch.rows += 1
         if self._after is not None:
             batch.after.append(self._after)
-
-
-class Unit:
-    """Operations that stand or fall together: one commit takes all of them or none."""
-
-    __slots__ = ("operations",)
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-
-    def gather(self, batch: Batch) -> None:
-        for operation in self.operations:
-            operation.gather(batch)
 
 
 class RangeDrop:
@@ -535,9 +526,11 @@ async def run_in_thread(
 
 
 def _prepare(connection: sqlite3.Connection, synchronous: str, schema: str) -> None:
-    # Both hold for files that are still empty; others keep what they have.
-    connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
-    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if not tables:
+        # Others keep what they have; to set it again would write to a file we may yet refuse.
+        connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA synchronous={synchronous}")
     # Checkpoints come between commits, not within them; but how much a commit writes is only
@@ -547,7 +540,7 @@ def _prepare(connection: sqlite3.Connection, synchronous: str, schema: str) -> N
     connection.execute("PRAGMA busy_timeout=2000")
     connection.execute("PRAGMA cache_size=-8192")
     connection.execute("PRAGMA temp_store=MEMORY")
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+    if not tables:
         connection.executescript(f"BEGIN IMMEDIATE; {schema}; COMMIT")
 
 
@@ -567,7 +560,7 @@ def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
             rows = [(body_id, refs, body) for body_id, (refs, body) in batch.bodies.items()]
             _insert(connection, "INSERT INTO body", 3, _flat(rows), _ONE_MORE_REFERENCE)
         if batch.messages:
-            _insert(connection, "INSERT INTO message", _MESSAGE_COLUMNS, batch.messages)
+            _insert(connection, _INTO_MESSAGE, _MESSAGE_COLUMNS, batch.messages)
         if batch.deletes:
             _delete(connection, "message", batch.deletes)
         if batch.body_refs:

@@ -1,4 +1,4 @@
-"""What was declared: durable exchanges, queues and bindings of one virtual host, on disk.
+"""What was declared in one virtual host, on disk: durable exchanges, queues, bindings; parameters.
 
 Upstream: ``broker/live_vhost.py``, which tells of every change and reads all of it at start.
 Downstream: ``database.py``: definitions and messages share a file, so that they change together.
@@ -42,10 +42,20 @@ class StoredBinding(NamedTuple):
     arguments: bytes
 
 
+class StoredParameter(NamedTuple):
+    """Something set at run time. ``component`` says whose: 'policy', 'operator_policy',
+    'vhost-limits'; ``value`` is JSON."""
+
+    component: str
+    name: str
+    value: str
+
+
 class Definitions(NamedTuple):
     exchanges: list[StoredExchange]
     queues: list[StoredQueue]
     bindings: list[StoredBinding]
+    parameters: list[StoredParameter]
 
 
 class DefinitionStore:
@@ -89,6 +99,13 @@ class DefinitionStore:
                 " AND key = ? AND arguments = ?",
                 binding,
             )
+
+    def save_parameter(self, component: str, name: str, value: str) -> None:
+        """Set it, in place of what it was."""
+        self._put("INSERT OR REPLACE INTO parameter VALUES (?, ?, ?)", (component, name, value))
+
+    def delete_parameter(self, component: str, name: str) -> None:
+        self._put("DELETE FROM parameter WHERE component = ? AND name = ?", (component, name))
 
     def _put(self, sql: str, parameters: tuple[object, ...]) -> None:
         self._database.put(Statement(sql, tuple(map(_sql, parameters))))
@@ -138,4 +155,10 @@ def _load(connection: sqlite3.Connection) -> Definitions:
             "SELECT source, kind, destination, key, arguments FROM binding"
         )
     ]
-    return Definitions(exchanges, queues, bindings)
+    parameters = [
+        StoredParameter(_name(component), _name(name), _name(value))
+        for component, name, value in connection.execute(
+            "SELECT component, name, value FROM parameter ORDER BY component, name"
+        )
+    ]
+    return Definitions(exchanges, queues, bindings, parameters)

@@ -32,12 +32,34 @@ from leveret.storage.backing_queue import (
     Loading,
     Nothing,
     Predicate,
+    Prepared,
+    Run,
 )
+from leveret.storage.database import Batch
 
 # Makes an Entry of a plain tuple without entering Python: the constructor costs twice as much.
 _make_entry: Callable[[tuple[int, Message, bool, int | None]], Entry] = partial(
     tuple.__new__, Entry
 )
+
+
+class _Prepared:
+    """A unit's part: being in memory is as safe as it gets, so all of it happens at the end."""
+
+    __slots__ = ("_queue", "_runs", "_settled")
+
+    def __init__(self, queue: MemoryQueue, runs: Sequence[Run], settled: Collection[int]) -> None:
+        self._queue = queue
+        self._runs = runs
+        self._settled = settled
+
+    def gather(self, batch: Batch) -> None:
+        pass
+
+    def commit(self) -> None:
+        for messages, expires_at_ms in self._runs:
+            self._queue.publish(messages, None, expires_at_ms)
+        self._queue.ack(self._settled)
 
 
 class MemoryQueue:
@@ -107,6 +129,9 @@ class MemoryQueue:
         if expires_at_ms is not None:
             self._expiries.update(dict.fromkeys(ids, expires_at_ms))
         return ids
+
+    def prepare(self, runs: Sequence[Run], settled: Collection[int]) -> Prepared:
+        return _Prepared(self, runs, settled)
 
     # --- out -----------------------------------------------------------------------------------
 

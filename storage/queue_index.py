@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from leveret.protocol.twin import Message
@@ -165,6 +166,33 @@ class QueueIndex:
         # Nobody waits for it: should it be lost, the message comes back marked as redelivered.
         self._database.put_lazily(remove)
 
+    def gather_unit(
+        self,
+        runs: Sequence[tuple[Sequence[int], Sequence[Message], int | None]],
+        removed: Collection[tuple[int, int, int]],
+        batch: Batch,
+    ) -> None:
+        """Write and remove within a commit that begins now; runs as (positions, messages, expiry).
+
+        What is removed was written by an earlier commit, or by this one: all that was put before
+        has been gathered before.
+        """
+        token = object()
+        touched = [row[0] for row in removed]
+        for seq_ids, messages, expires_at_ms in runs:
+            self._unwritten.update(zip(seq_ids, messages, strict=True))
+            if seq_ids[-1] >= self.counters.next_seq:
+                self.counters.next_seq = seq_ids[-1] + 1
+            self._gather_rows(seq_ids, expires_at_ms, batch)
+            touched += (seq_ids[0], seq_ids[-1])
+        if removed:
+            self._unremoved += len(removed)
+            self._unremoved_bytes += sum([row[1] for row in removed])
+            self._gather_removed(removed, batch)
+        if touched:
+            self._under_way[token] = (min(touched), max(touched))
+            batch.after.append(partial(self._settled, token, 0))
+
     def remove_range(self, first: int, last: int, keep: Collection[int] = ()) -> None:
         """Remove whatever is there from ``first`` to ``last``, but not ``keep``."""
         for seq_id in [seq_id for seq_id in self._unwritten if first <= seq_id <= last]:
@@ -256,7 +284,7 @@ class QueueIndex:
         self.counters.bytes += size
         self._gather_counters(batch)
 
-    def _gather_removed(self, removed: list[tuple[int, int, int]], batch: Batch) -> None:
+    def _gather_removed(self, removed: Collection[tuple[int, int, int]], batch: Batch) -> None:
         base = self._base
         batch.deletes += [base + row[0] for row in removed]
         size = sum([row[1] for row in removed])

@@ -1,4 +1,4 @@
--- Everything of one virtual host. Version 1.
+-- Everything of one virtual host. Version 2; migrations.py leads older files here.
 -- Opened with: WAL, synchronous=FULL, auto_vacuum=INCREMENTAL, page_size as database.py has it.
 
 CREATE TABLE meta (
@@ -30,6 +30,14 @@ CREATE TABLE binding (
     PRIMARY KEY (source, kind, destination, key, arguments)
 ) WITHOUT ROWID;
 
+-- What is set at run time: policies, operator policies, limits.
+CREATE TABLE parameter (
+    component TEXT NOT NULL,            -- 'policy', 'operator_policy', 'vhost-limits'
+    name      TEXT NOT NULL,
+    value     TEXT NOT NULL,            -- JSON
+    PRIMARY KEY (component, name)
+) WITHOUT ROWID;
+
 -- One row per queue, written in each commit the queue took part in: a start reads only these.
 CREATE TABLE counter (
     queue_id  INTEGER PRIMARY KEY,
@@ -43,14 +51,19 @@ CREATE TABLE counter (
 CREATE TABLE message (
     key        INTEGER PRIMARY KEY,     -- queue id << 40 | position
     size       INTEGER NOT NULL,        -- of the body
-    flags      INTEGER NOT NULL,        -- what the message needs (protocol/message.py); 256: persistent
+    flags      INTEGER NOT NULL,        -- what the message needs (protocol/message.py); 256: persistent;
+                                        -- 512: leaves when it expires, wherever it stands
     expires_at INTEGER,                 -- wall clock, milliseconds
     envelope   BLOB NOT NULL,           -- exchange and routing key as two short strings
     extra_keys BLOB,                    -- further routing keys (CC, BCC) as short strings
     header     BLOB NOT NULL,           -- property flags and properties
     body_id    INTEGER,                 -- in the table body; NULL where the body is embedded
-    body       BLOB
+    body       BLOB,
+    delivery_count INTEGER NOT NULL DEFAULT 0   -- how often it came back from a consumer
 );
+
+-- Only rows of queues that let go of messages the moment they expire: others cost nothing.
+CREATE INDEX message_expiry ON message (expires_at) WHERE expires_at IS NOT NULL AND flags & 512;
 
 -- The message store: large bodies, once each, however many queues hold the message.
 CREATE TABLE body (

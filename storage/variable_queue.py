@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -48,8 +47,18 @@ from leveret.storage.backing_queue import (
     Loading,
     Nothing,
     Predicate,
+    Prepared,
+    Run,
 )
+from leveret.storage.database import Batch
 from leveret.storage.memory_use import INFINITY, MemoryUse, permitted_beta_count
+from leveret.storage.msg_status import (
+    Delta,
+    MsgStatus,
+    merge_into,
+    next_segment_boundary,
+    place_of,
+)
 from leveret.storage.queue_index import Position, QueueIndex
 
 log = logging.getLogger(__name__)
@@ -68,76 +77,22 @@ _make_entry: Callable[[tuple[int, Message, bool, int | None]], Entry] = partial(
 )
 
 
-class MsgStatus:
-    """One message at its place: the seeds' ``#msg_status``."""
+class _Prepared:
+    """A unit's part in this queue: positions when the commit begins, ready when it has ended."""
 
-    __slots__ = (
-        "body_id",
-        "expires_at_ms",
-        "is_on_disk",
-        "is_persistent",
-        "message",
-        "seq_id",
-        "size",
-    )
+    __slots__ = ("_queue", "_runs", "_settled", "statuses")
 
-    # Positional, since one is made for each message.
-    def __init__(
-        self,
-        seq_id: int,
-        message: Message | None,
-        size: int,
-        expires_at_ms: int | None,
-        is_persistent: bool,
-        is_on_disk: bool,
-        body_id: int = 0,
-    ) -> None:
-        self.seq_id = seq_id
-        # None: a beta, to be read from disk.
-        self.message = message
-        self.size = size
-        self.expires_at_ms = expires_at_ms
-        # The queue is durable and the message was published as persistent.
-        self.is_persistent = is_persistent
-        # Its row was handed to an index (of the persistent or the transient file).
-        self.is_on_disk = is_on_disk
-        # What that row names as body; 0 if the body is in the row. The message's own number may
-        # have been given since, by a queue it was routed to later.
-        self.body_id = body_id
+    def __init__(self, queue: VariableQueue, runs: Sequence[Run], settled: Collection[int]) -> None:
+        self._queue = queue
+        self._runs = runs
+        self._settled = settled
+        self.statuses: list[MsgStatus] = []
 
-    def __repr__(self) -> str:
-        return f"<{self.seq_id}{'' if self.message is not None else ' on disk'}>"
+    def gather(self, batch: Batch) -> None:
+        self.statuses = self._queue._gather_unit(self._runs, self._settled, batch)
 
-
-class Delta:
-    """Messages that are on disk alone: a range and how many there are in it."""
-
-    __slots__ = ("bytes", "count", "end", "start", "transient")
-
-    def __init__(self) -> None:
-        # No message of the delta is before start, or at or after end.
-        self.start = 0
-        self.end = 0
-        self.count = 0
-        # How many of them are in the transient file.
-        self.transient = 0
-        self.bytes = 0
-
-    def add(self, status: MsgStatus) -> None:
-        if not self.count:
-            self.start, self.end = status.seq_id, status.seq_id + 1
-        else:
-            self.start = min(self.start, status.seq_id)
-            self.end = max(self.end, status.seq_id + 1)
-        self.count += 1
-        self.bytes += status.size
-        self.transient += not status.is_persistent
-
-    def clear(self) -> None:
-        self.start = self.end = self.count = self.transient = self.bytes = 0
-
-    def __repr__(self) -> str:
-        return f"<Delta {self.start}..{self.end} count {self.count}>"
+    def commit(self) -> None:
+        self._queue._finish_unit(self.statuses, self._settled)
 
 
 class VariableQueue:
@@ -225,7 +180,10 @@ class VariableQueue:
     def publish(
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
     ) -> None:
-        statuses = self._take_in(messages, confirm, expires_at_ms)
+        self._add_ready(self._take_in(messages, confirm, expires_at_ms))
+
+    def _add_ready(self, statuses: list[MsgStatus]) -> None:
+        """To the rear; positions are above all that are known."""
         size = sum([status.size for status in statuses])
         self._len += len(statuses)
         self._ready_bytes += size
@@ -256,33 +214,89 @@ class VariableQueue:
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
-    def _take_in(
-        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None
+    def prepare(self, runs: Sequence[Run], settled: Collection[int]) -> Prepared:
+        return _Prepared(self, runs, settled)
+
+    def _gather_unit(
+        self, runs: Sequence[Run], settled: Collection[int], batch: Batch
     ) -> list[MsgStatus]:
-        """Statuses with new positions; persistent ones are handed to the index at once."""
+        """The commit of a unit begins: its messages get positions, and rows if they are to last."""
+        index = self._index
+        statuses: list[MsgStatus] = []
+        written: list[tuple[list[int], list[Message], int | None]] = []
+        for messages, expires_at_ms in runs:
+            fresh = self._new_statuses(messages, expires_at_ms)
+            statuses += fresh
+            lasting = [status for status in fresh if status.is_persistent]
+            if lasting:
+                assert index is not None
+                for status in lasting:
+                    self._reserve_body(index, status)
+                written.append(
+                    (
+                        [status.seq_id for status in lasting],
+                        [status.message for status in lasting if status.message is not None],
+                        expires_at_ms,
+                    )
+                )
+        if index is not None:
+            index.counters.next_seq = self._next_seq
+            pending = [
+                self.ram_pending.get(each) or self.disk_pending.get(each) for each in settled
+            ]
+            removed = [
+                (status.seq_id, status.size, status.body_id)
+                for status in pending
+                if status is not None and status.is_persistent
+            ]
+            index.gather_unit(written, removed, batch)
+        return statuses
+
+    def _finish_unit(self, statuses: list[MsgStatus], settled: Collection[int]) -> None:
+        if statuses:
+            self._add_ready(statuses)
+        gone = self._take_pending(settled)
+        # Those that last are off the disk already.
+        self._remove([status for status in gone if not status.is_persistent])
+        self.memory.count_ack_out(len(gone))
+
+    def _new_statuses(
+        self, messages: Sequence[Message], expires_at_ms: int | None
+    ) -> list[MsgStatus]:
+        """With new positions; those that are to last count as being on disk."""
         first = self._next_seq
         self._next_seq = first + len(messages)
         self.memory.count_in(len(messages))
-        index = self._index
-        if index is None:
-            if confirm is not None:
-                self._confirmed.append(confirm)
+        if self._index is None:
             return [
                 MsgStatus(seq_id, message, len(message.body), expires_at_ms, False, False)
                 for seq_id, message in enumerate(messages, first)
             ]
-        statuses = []
-        written = []
-        for seq_id, message in enumerate(messages, first):
-            persistent = message.persistent
-            status = MsgStatus(
-                seq_id, message, len(message.body), expires_at_ms, persistent, persistent
+        return [
+            MsgStatus(
+                seq_id,
+                message,
+                len(message.body),
+                expires_at_ms,
+                message.persistent,
+                message.persistent,
             )
-            statuses.append(status)
-            if persistent:
-                written.append(status)
+            for seq_id, message in enumerate(messages, first)
+        ]
+
+    def _take_in(
+        self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None
+    ) -> list[MsgStatus]:
+        """Statuses with new positions; persistent ones are handed to the index at once."""
+        statuses = self._new_statuses(messages, expires_at_ms)
+        index = self._index
+        if index is None:
+            if confirm is not None:
+                self._confirmed.append(confirm)
+            return statuses
         # Positions of transient messages count too, or they would be given anew after a crash.
         index.counters.next_seq = self._next_seq
+        written = [status for status in statuses if status.is_persistent]
         if written:
             call = None if confirm is None else partial(self._on_committed, confirm)
             self._write(index, written, call)
@@ -303,6 +317,12 @@ class VariableQueue:
             if status.size + len(message.header) >= embed_below:
                 status.body_id = index.reserve(message)
         self._spend(len(statuses))
+
+    def _reserve_body(self, index: QueueIndex, status: MsgStatus) -> None:
+        message = status.message
+        assert message is not None
+        if status.size + len(message.header) >= index.embed_below:
+            status.body_id = index.reserve(message)
 
     def _on_committed(self, confirm: Confirm) -> None:
         if self._is_terminated:
@@ -524,7 +544,7 @@ class VariableQueue:
     def _put_back(self, statuses: list[MsgStatus]) -> None:
         """To their places: q4 before q3's first, q3 before the delta's first, else the delta."""
         if self.delta.count:
-            before_delta = _place_of(self.delta.start, statuses)
+            before_delta = place_of(self.delta.start, statuses)
             deltas = statuses[before_delta:]
             statuses = statuses[:before_delta]
             if self._is_reading_positions:
@@ -537,7 +557,7 @@ class VariableQueue:
                 status.message = None
         # q4 has alphas only, before q3's first: what is not in memory goes into q3, and with it
         # all that comes after it.
-        end = _place_of(self.q3[0].seq_id, statuses) if self.q3 else len(statuses)
+        end = place_of(self.q3[0].seq_id, statuses) if self.q3 else len(statuses)
         for place in range(end):
             if statuses[place].message is None:
                 end = place
@@ -553,8 +573,8 @@ class VariableQueue:
         self.ram_count += len(in_memory)
         self._ram_bytes += sum(in_memory)
         self._ahead_bytes += sum([status.size for status in betas if status.message is not None])
-        _merge_into(self.q4, alphas)
-        _merge_into(self.q3, betas)
+        merge_into(self.q4, alphas)
+        merge_into(self.q3, betas)
 
     def _to_delta(self, statuses: list[MsgStatus]) -> None:
         """What is ready but in none of the queues yet goes to disk alone."""
@@ -828,7 +848,7 @@ class VariableQueue:
         moved: list[MsgStatus] = []
         # The front of the delta and q3 stand still while they are read.
         if self._read is None and self.q3:
-            limit = _next_segment_boundary(self.q3[0].seq_id, self._segment_size)
+            limit = next_segment_boundary(self.q3[0].seq_id, self._segment_size)
             while len(moved) < quota and self.q3[-1].seq_id >= limit:
                 moved.append(self.q3.pop())
             self._ahead_bytes -= sum([s.size for s in moved if s.message is not None])
@@ -972,32 +992,3 @@ def _loaded(position: Position, is_persistent: bool) -> MsgStatus:
         True,
         position.body_id or 0,
     )
-
-
-def _next_segment_boundary(seq_id: int, segment_size: int) -> int:
-    return (seq_id // segment_size + 1) * segment_size
-
-
-def _merge_into(queue: deque[MsgStatus], statuses: list[MsgStatus]) -> None:
-    """Both ascend by position; so does what comes of it. Cheap if that is near the head."""
-    if not statuses:
-        return
-    # All that changes lies between these two places: mostly none, at the head.
-    start = _place_of(statuses[0].seq_id, queue)
-    end = _place_of(statuses[-1].seq_id, queue)
-    queue.rotate(-start)
-    if end > start:
-        between = [queue.popleft() for _ in range(end - start)]
-        statuses = sorted([*between, *statuses], key=attrgetter("seq_id"))
-    queue.extendleft(reversed(statuses))
-    queue.rotate(start)
-
-
-def _place_of(seq_id: int, queue: Sequence[MsgStatus]) -> int:
-    """How many stand before ``seq_id``; cheap if they are few."""
-    length = len(queue)
-    # A deque is slow in its middle: go there only if the head says so.
-    end = 1
-    while end <= length and queue[end - 1].seq_id < seq_id:
-        end <<= 1
-    return bisect_left(queue, seq_id, end >> 1, min(end, length), key=attrgetter("seq_id"))

@@ -10,6 +10,7 @@ is written without fsync and deleted at start [138].
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,10 +23,12 @@ from urllib.parse import quote
 from leveret.storage.database import SEQ_BITS, Barrier, Database, RangeDrop, Statement
 from leveret.storage.definitions import Definitions, DefinitionStore
 from leveret.storage.message_store import MessageStore
+from leveret.storage.migrations import SCHEMA_VERSION, UnknownVersion, check_version, migrate
 from leveret.storage.queue_index import Counters, QueueIndex
 from leveret.storage.variable_queue import VariableQueue
 
-SCHEMA_VERSION = 1
+log = logging.getLogger(__name__)
+
 # How the name of a file ends that holds what was paged out, and need not survive anything.
 TRANSIENT_SUFFIX = ".transient.db"
 _NAME_MAX = 100
@@ -114,7 +117,7 @@ class VhostStore:
         try:
             await self.database.open()
             found = await self.database.call_writer(_read_meta)
-            self._check_version(found.get("schema_version"))
+            await self._bring_up_to_date(found.get("schema_version"))
             self.is_clean = bool(found.get("clean"))
             await self.database.call_writer(_mark_clean, 0)
             next_body = await self.database.call_writer(_next_body_id)
@@ -135,12 +138,22 @@ class VhostStore:
         self._free = [each for each in range(1, self._next_id) if each not in self._ids]
         return definitions
 
-    def _check_version(self, version: object) -> None:
-        if version != SCHEMA_VERSION:
+    async def _bring_up_to_date(self, found: object) -> None:
+        path = self.database.path
+        try:
+            version = check_version(found)
+        except UnknownVersion as error:
+            raise StoreError(f"{path} {error}.") from error
+        if version == SCHEMA_VERSION:
+            return
+        try:
+            await self.database.call_writer(migrate, version)
+        except sqlite3.Error as error:
             raise StoreError(
-                f"{self.database.path} has schema version {version}, this Leveret knows"
-                f" {SCHEMA_VERSION}: use the version that wrote it, or a newer one."
-            )
+                f"{path} cannot be brought from schema version {version} to {SCHEMA_VERSION}:"
+                f" {error}. Nothing in it was changed: the version that wrote it can still use it."
+            ) from error
+        log.info("%s: brought from schema version %d to %d", path, version, SCHEMA_VERSION)
 
     async def _drop_orphans(self, definitions: Definitions) -> None:
         """Rows of queues that were deleted just before the end; bit by bit, in the background."""

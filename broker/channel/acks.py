@@ -179,6 +179,12 @@ class AckMethods:
             channel.counters.ack += len(settled)
         channel.limiter.give_back(counted)
 
+    def note_acked(self, settled: list[Entry]) -> None:
+        """A transaction has acked them: its unit told the queues."""
+        channel = self._channel
+        channel.counters.ack += len(settled)
+        channel.limiter.give_back(sum([source.tag is not None for source, _ in settled]))
+
     def _on_recover(self, recover: commands.Basic.Recover) -> None:
         self._recover(requeue=bool(recover.requeue))
         self._channel.send(make(commands.Basic.RecoverOk))

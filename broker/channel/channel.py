@@ -286,11 +286,6 @@ class Channel:
         """The argument table of a decoded method (pamqp's annotations know only plain dicts)."""
         return cast("Table", arguments or {})
 
-    @property
-    def needs_confirms(self) -> bool:
-        """Queues are to say when messages are safe: to confirm them, or to end a commit."""
-        return self.is_confirming or self.transaction is not None
-
     # --- confirms --------------------------------------------------------------------------------
 
     def _on_confirm_select(self, select: commands.Confirm.Select) -> None:
@@ -302,28 +297,19 @@ class Channel:
 
     def _on_confirmed(self, confirmed: q.Confirmed) -> None:
         self.confirms.confirmed_by(confirmed.queue, confirmed.first, confirmed.last)
-        self.maybe_committed()
 
     def _on_refused(self, refused: q.Refused) -> None:
         self.confirms.refused_by(refused.queue, refused.first, refused.last)
-        self.maybe_committed()
 
     def _on_queue_down(self, down: q.QueueDown) -> None:
         self.touched.discard(down.queue)
         self.limiter.forget(down.queue)
         self.flow.peer_down(down.queue)
-        if self.needs_confirms:
+        if self.is_confirming:
             self.confirms.queue_down(down.queue, crashed=down.crashed)
-            self.maybe_committed()
-
-    def maybe_committed(self) -> None:
-        if self.transaction is not None and self._is_held and self._answered is None:
-            self.transactions.on_settled()
 
     def _flush_confirms(self) -> None:
         """Coalesced as RabbitMQ does it [68]: one for all below the first that still waits."""
-        if not self.is_confirming:
-            return
         confirmed, refused = self.confirms.take_settled()
         waiting = self.confirms.oldest_waiting()
         write = self.connection.writer.write
@@ -401,6 +387,8 @@ class Channel:
             return
         self.mailbox.close()
         self.replies.cancel()
+        if self.transaction is not None:
+            self.transaction.withdraw()
         down = q.ChannelDown(self.mailbox)
         for queue in self.touched:
             queue.put_urgent(down)

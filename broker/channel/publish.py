@@ -228,9 +228,9 @@ class PublishMethods:
         if transaction is not None:
             transaction.publish(Publication(exchange, messages, queues, is_mandatory))
         else:
-            self.deliver(exchange, messages, queues, is_mandatory=is_mandatory)
+            self._deliver(exchange, messages, queues, is_mandatory=is_mandatory)
 
-    def deliver(
+    def _deliver(
         self,
         exchange: Exchange,
         messages: Sequence[Message],
@@ -265,7 +265,7 @@ class PublishMethods:
     ) -> None:
         channel = self._channel
         count = len(messages)
-        first = channel.confirms.take_numbers(count) if channel.needs_confirms else 0
+        first = channel.confirms.take_numbers(count) if channel.is_confirming else 0
         delivery = q.Delivery(
             messages,
             channel.mailbox,
@@ -277,7 +277,7 @@ class PublishMethods:
             is_mandatory=is_mandatory,
         )
         if not queues:
-            self._unroutable(messages, is_mandatory=is_mandatory)
+            self.unroutable(messages, is_mandatory=is_mandatory)
             if first:
                 channel.confirms.confirm(first, first + count - 1)
         else:
@@ -303,7 +303,7 @@ class PublishMethods:
         if requester is not None:
             requester.put(q.Reply(messages))
 
-    def _unroutable(self, messages: Sequence[Message], *, is_mandatory: bool) -> None:
+    def unroutable(self, messages: Sequence[Message], *, is_mandatory: bool) -> None:
         channel = self._channel
         if not is_mandatory:
             channel.counters.drop_unroutable += len(messages)
@@ -328,14 +328,13 @@ class PublishMethods:
         delivery.unreceived += 1
         channel = self._channel
         if delivery.is_mandatory and delivery.unreceived == delivery.targets:
-            self._unroutable(delivery.messages, is_mandatory=True)
+            self.unroutable(delivery.messages, is_mandatory=True)
         self._queue_gone(unreceived.queue)
         first = delivery.confirm_first
         if first and not unreceived.crashed:
             channel.confirms.confirmed_by(
                 unreceived.queue, first, first + len(delivery.messages) - 1
             )
-            channel.maybe_committed()
 
     def _queue_gone(self, queue: Mailbox) -> None:
         self._channel.touched.discard(queue)

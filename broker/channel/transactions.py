@@ -1,8 +1,10 @@
 """tx.select, commit and rollback [71-74].
 
 Permission, exchange and delivery tags are checked when publish and ack arrive, routing is done
-then, too; everything takes effect at commit. commit-ok is sent when every queue has what it was
-given as safe as it should be; a queue that refuses makes the commit fail with 406.
+then, too; everything takes effect at commit. What is published and acked then is one unit
+(``storage/unit.py``): every queue has all of it, on disk where it is to last, before commit-ok is
+sent, and before a consumer sees any of it; a crash, or a queue that refuses, leaves nothing of it.
+What is rejected or requeued follows right after the unit.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pamqp import commands
 
 from leveret.broker.channel.acks import ACK, Entry
+from leveret.broker.queues import commands as q
 from leveret.protocol.codec import make
 from leveret.protocol.errors import precondition_failed
 
 if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
     from leveret.broker.exchanges.base import Exchange
+    from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.record import Queue
     from leveret.protocol.message import Message
     from leveret.protocol.twin import AckRun
+    from leveret.storage.unit import Unit
 
 
 class Publication(NamedTuple):
@@ -44,8 +49,11 @@ class Transaction:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._mailbox = channel.mailbox
         self._publications: list[Publication] = []
         self._settlements: list[Settlement] = []
+        # The commit that is under way.
+        self.unit: Unit | None = None
 
     def publish(self, publication: Publication) -> None:
         self._publications.append(publication)
@@ -59,19 +67,62 @@ class Transaction:
             self._settlements.append(Settlement(run.method, requeue, entries))
 
     def commit(self) -> None:
-        """Everything in order: publishes, then acks."""
+        """Ask the queues concerned; ``on_ended`` hears how it went."""
         channel = self._channel
-        publications, self._publications = self._publications, []
-        settlements, self._settlements = self._settlements, []
-        for publication in publications:
-            channel.publishing.deliver(
-                publication.exchange,
-                publication.messages,
-                publication.queues,
-                is_mandatory=publication.is_mandatory,
+        messages: dict[Mailbox, list[Message]] = {}
+        for publication in self._publications:
+            # A queue that was deleted since is as good as not bound.
+            queues = [queue for queue in publication.queues if not queue.mailbox.is_closed]
+            if not queues:
+                channel.publishing.unroutable(
+                    publication.messages, is_mandatory=publication.is_mandatory
+                )
+            for queue in queues:
+                messages.setdefault(queue.mailbox, []).extend(publication.messages)
+        settled: dict[Mailbox, list[int]] = {}
+        for settlement in self._settlements:
+            if settlement.method == ACK:
+                for _, (source, seq_id) in settlement.entries:
+                    settled.setdefault(source.queue, []).append(seq_id)
+        unit = self.unit = channel.connection.vhost.make_unit(self._on_unit_ended)
+        for address in dict.fromkeys((*messages, *settled)):
+            prepare = q.Prepare(
+                unit, channel.mailbox, messages.get(address, []), settled.get(address, [])
             )
+            # Deliveries of a queue that is gone are settled by its end.
+            if address.put(prepare):
+                channel.touched.add(address)
+                unit.expect()
+        unit.begin()
+
+    def _on_unit_ended(self, is_committed: bool) -> None:
+        self._mailbox.put_urgent(q.UnitEnded(is_committed))
+
+    def finish(self) -> None:
+        """The unit has happened: what is left of the transaction is told to whom it concerns."""
+        channel = self._channel
+        publications, settlements = self._publications, self._settlements
+        self.forget()
+        for publication in publications:
+            count = len(publication.messages)
+            publication.exchange.publish_in += count
+            publication.exchange.publish_out += count * len(publication.queues)
+            channel.counters.publish += count
         for method, requeue, entries in settlements:
-            channel.acks.tell_queues(method, [entry for _, entry in entries], requeue=requeue)
+            if method == ACK:
+                channel.acks.note_acked([entry for _, entry in entries])
+            else:
+                channel.acks.tell_queues(method, [entry for _, entry in entries], requeue=requeue)
+
+    def withdraw(self) -> None:
+        """The channel ends: its deliveries go back, so a commit that has not begun must not be."""
+        if self.unit is not None:
+            self.unit.withdraw()
+
+    def forget(self) -> None:
+        self._publications = []
+        self._settlements = []
+        self.unit = None
 
     def rollback(self) -> None:
         """Forget the messages; what was acked is unacked again, and stays with the channel."""
@@ -90,6 +141,7 @@ class TransactionMethods:
             commands.Tx.Select: self._on_select,
             commands.Tx.Commit: self._on_commit,
             commands.Tx.Rollback: self._on_rollback,
+            q.UnitEnded: self._on_unit_ended,
         }
 
     def _on_select(self, select: commands.Tx.Select) -> None:
@@ -101,20 +153,17 @@ class TransactionMethods:
         channel.send(make(commands.Tx.SelectOk))
 
     def _on_commit(self, commit: commands.Tx.Commit) -> None:
-        self._transaction().commit()
-        # Answered by on_settled, as soon as no queue is waited for.
+        # Released when the unit has ended: what the client sent behind it waits.
         self._channel.hold()
-        self.on_settled()
+        self._transaction().commit()
 
-    def on_settled(self) -> None:
-        """Called when queues have answered; ends the commit once all have."""
-        confirms = self._channel.confirms
-        if not confirms.is_settled:
-            return
-        _, refused = confirms.take_settled()
+    def _on_unit_ended(self, ended: q.UnitEnded) -> None:
+        transaction = self._transaction()
         self._channel.release()
-        if refused:
+        if not ended.is_committed:
+            transaction.forget()
             raise precondition_failed("partial tx completion")
+        transaction.finish()
         self._channel.send(make(commands.Tx.CommitOk))
 
     def _on_rollback(self, rollback: commands.Tx.Rollback) -> None:

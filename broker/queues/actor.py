@@ -24,6 +24,7 @@ from leveret.broker.queues import commands as c
 from leveret.broker.queues.consumers import ChannelState, Consumer, Consumers
 from leveret.broker.queues.counters import QueueCounters
 from leveret.broker.queues.hooks import NoLimits, QueueHooks
+from leveret.broker.queues.units import QueuePart
 from leveret.protocol.errors import ChannelException, precondition_failed
 from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue, Confirm
 
@@ -79,6 +80,9 @@ class QueueActor:
             settings.delivery_window,
             single_active=queue.options.single_active_consumer,
         )
+        # Units whose commit has begun and has not ended: their messages have positions, so
+        # nothing else may be published until they are here.
+        self._parts_committing = 0
         # Channels that have published or asked something here; told when the queue goes.
         self._senders: set[Mailbox] = set()
         # Sequence numbers to confirm at the end of the batch, per publishing channel.
@@ -103,6 +107,9 @@ class QueueActor:
         self._told: tuple[int | None, bool] | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Delivery: self._on_delivery,
+            c.Prepare: self._on_prepare,
+            c.PartCommitted: self._on_part_committed,
+            c.PartVoided: self._on_part_voided,
             c.Ack: self._on_ack,
             c.Sent: self._on_sent,
             c.Reject: self._on_reject,
@@ -131,13 +138,18 @@ class QueueActor:
         self._tell_decorators("startup")
         while self._is_alive:
             # While the store is behind, publishes wait in their lane, and their senders' credit.
-            await mailbox.turn(urgent_only=self._store_credit.is_blocked)
+            await mailbox.turn(urgent_only=self._must_wait)
             self._take_control()
             if self._is_alive:
                 delivered = self._deliver_waiting()
                 self._take_publishes(delivered)
                 self._deliver_waiting()
             self._finish_batch()
+
+    @property
+    def _must_wait(self) -> bool:
+        """Publishes must wait for the store."""
+        return self._store_credit.is_blocked or self._parts_committing > 0
 
     def _take_control(self) -> None:
         # Not in run(), whose last command would be kept for as long as nothing else comes.
@@ -158,7 +170,7 @@ class QueueActor:
         for a few turns until consumers take again. A queue whose consumers are slow, or absent,
         takes whatever comes.
         """
-        if self._store_credit.is_blocked:
+        if self._must_wait:
             return
         lane = self.mailbox.ordinary
         messages = size = 0
@@ -286,6 +298,51 @@ class QueueActor:
             self._send(consumer, list(run), seq_ids, cost, redelivered=False)
             at += share
         return at
+
+    # --- units -----------------------------------------------------------------------------------
+
+    def _on_prepare(self, prepare: c.Prepare) -> None:
+        """Reserve what a unit is to do here; nothing of it happens before its commit begins."""
+        channel = prepare.sender
+        self._know(channel)
+        state = self._consumers.channels.get(channel)
+        settled: dict[int, Consumer | None] = {}
+        if state is not None:
+            unacked = state.unacked
+            settled = {
+                seq_id: unacked.pop(seq_id) for seq_id in prepare.settled if seq_id in unacked
+            }
+        runs = [(prepare.messages, None)] if prepare.messages else []
+        prepared = self._backing.prepare(runs, settled.keys())
+        prepare.unit.join(
+            QueuePart(self.mailbox, self._stall, prepared, channel, settled, len(prepare.messages))
+        )
+
+    def _stall(self) -> None:
+        self._parts_committing += 1
+
+    def _on_part_committed(self, committed: c.PartCommitted) -> None:
+        part = committed.part
+        self._parts_committing -= 1
+        part.prepared.commit()
+        self.counters.publish += part.count
+        self.counters.ack += len(part.settled)
+        consumers = [consumer for consumer in part.settled.values() if consumer is not None]
+        for consumer in consumers:
+            consumer.credit += 1
+        self._consumers.unblock(consumers)
+        state = self._consumers.channels.get(part.channel)
+        if state is not None:
+            self._consumers.drop_idle_channel(state)
+
+    def _on_part_voided(self, voided: c.PartVoided) -> None:
+        """As if it had never been: the channel holds its deliveries again, if it is there."""
+        part = voided.part
+        if part.settled and part.channel.is_closed:
+            self._backing.requeue(sorted(part.settled))
+            self.counters.requeue += len(part.settled)
+        elif part.settled:
+            self._consumers.channel(part.channel).unacked.update(part.settled)
 
     # --- delivering ------------------------------------------------------------------------------
 
@@ -598,6 +655,9 @@ class QueueActor:
         for command in [*self._waiting_gets, *self._taken, *self.mailbox.close()]:
             if isinstance(command, c.Delivery):
                 command.sender.put_urgent(c.Unreceived(self.mailbox, command, crashed))
+                self._senders.add(command.sender)
+            elif isinstance(command, c.Prepare):
+                command.unit.refuse()
                 self._senders.add(command.sender)
             elif isinstance(command, (c.Get, c.Count, c.Purge, c.Delete, c.Consume, c.Cancel)):
                 command.channel.put_urgent(c.Gone())

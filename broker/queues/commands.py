@@ -17,8 +17,10 @@ from leveret.broker.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from leveret.broker.queues.limiter import Limiter
+    from leveret.broker.queues.units import QueuePart
     from leveret.protocol.errors import ChannelException
     from leveret.protocol.message import Message
+    from leveret.storage.unit import Unit
 
 
 class Delivery:
@@ -66,6 +68,16 @@ class Delivery:
 
 
 # --- publish lane ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Take part in a unit: publish these, forget those deliveries of the sender's."""
+
+    unit: Unit
+    sender: Mailbox
+    messages: Sequence[Message]
+    settled: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +200,20 @@ class DeleteNow:
 
 
 @dataclass(frozen=True, slots=True)
+class PartCommitted:
+    """This queue's part of a unit is on disk."""
+
+    part: QueuePart
+
+
+@dataclass(frozen=True, slots=True)
+class PartVoided:
+    """The unit came to nothing."""
+
+    part: QueuePart
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """What the backing queue answered LOADING for has been read."""
 
@@ -263,6 +289,13 @@ class Reply:
     """Messages for a reply consumer, from the channel they were published on."""
 
     messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnded:
+    """To who began it: all of the unit has happened, or nothing."""
+
+    is_committed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import aiosqlite
 import pytest
 
 from leveret.storage import database as module
-from leveret.storage.database import Batch, Database, RangeDrop, Statement, Unit
+from leveret.storage.database import Batch, Database, RangeDrop, Statement
 from leveret.storage.message_store import MessageStore
 from leveret.storage.queue_index import Counters, QueueIndex
 from tests.storage.bench import message
@@ -251,45 +251,6 @@ async def test_credit_comes_back_for_every_row(database: Database) -> None:
     index.remove([(1, 10, 0)])
     await database.wait_committed()
     assert sum(granted) == 3
-
-
-class Writes:
-    """Puts a write of one queue into a unit."""
-
-    def __init__(self, index: QueueIndex, seq_ids: range) -> None:
-        self._index = index
-        self._seq_ids = seq_ids
-
-    def gather(self, batch: Batch) -> None:
-        self._index._unwritten.update(
-            {seq_id: message("x", persistent=True) for seq_id in self._seq_ids}
-        )
-        self._index._gather_rows(self._seq_ids, None, batch)
-
-
-async def test_a_unit_is_never_split(
-    database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "COMMIT_ROWS", 5)
-    one, two = index_of(database, 1), index_of(database, 2)
-    unit = Unit()
-    unit.operations += [Writes(one, range(100, 120)), Writes(two, range(100, 120))]
-    write(one, 0, 1, 2, 3)
-    database.put(unit)
-    write(two, 0)
-    await database.wait_committed()
-    assert [batch.rows for batch in gate.commits] == [44, 1]
-
-
-async def test_a_unit_fails_as_a_whole(database: Database, gate: Gate) -> None:
-    database._sleep = forever
-    one = index_of(database, 1)
-    unit = Unit()
-    unit.operations += [Writes(one, range(3)), Statement("INSERT INTO nowhere VALUES (1)", ())]
-    await database.open()
-    database.put(unit)
-    await wait_until(lambda: database.numbers["failures"])
-    assert await count(database) == 0
 
 
 async def forever(seconds: float) -> None:

@@ -13,7 +13,7 @@ import pytest
 from leveret.storage import variable_queue
 from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
 from leveret.storage.memory_use import INFINITY
-from leveret.storage.variable_queue import MsgStatus
+from leveret.storage.msg_status import MsgStatus
 from tests.storage.bench import message
 from tests.storage.stage import Stage
 
