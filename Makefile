@@ -1,5 +1,6 @@
 # Everything a person or a machine does with this repository. Needs Python 3.11, make and,
-# for the compiled codec, a C compiler. One .venv serves all targets; nothing here installs Spark.
+# for the compiled codec, a C compiler. One .venv serves all targets; only tests and lint
+# install Spark (and a Java for it, where there is none).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,12 +40,20 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy -p leveret
 	$(BIN)/mypy tests
 
-# -rs names every skipped test and why; the last line counts them.
+# -rs names every skipped test and why; the last line counts them. The tests of the analytics run by
+# themselves: they share one Spark session, which two workers would start twice.
+PYTEST := $(BIN)/python -m pytest --durations=10 -rs
+BROKER_TESTS := -n 2 --dist worksteal --ignore=tests/spark
+# Status 5 is "nothing was selected", as when FLAGS names a test elsewhere.
+SPARK_TESTS := tests/spark $(FLAGS) || [ $$? -eq 5 ]
+
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -rs -m "not slow" $(FLAGS)
+	$(PYTEST) -m "not slow" $(BROKER_TESTS) $(FLAGS)
+	$(PYTEST) -m "not slow" $(SPARK_TESTS)
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -rs $(FLAGS)
+	$(PYTEST) $(BROKER_TESTS) $(FLAGS)
+	$(PYTEST) $(SPARK_TESTS)
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.durability.soak $(FLAGS)

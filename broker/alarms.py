@@ -14,10 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from leveret.broker.node import NODE_NAME
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from leveret.broker.clock import Clock, Timer
+    from leveret.broker.events import Events
     from leveret.broker.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,8 @@ class AlarmsCleared(NamedTuple):
 
 
 class Alarms:
-    def __init__(self) -> None:
+    def __init__(self, events: Events | None = None) -> None:
+        self._events = events
         # What is wrong -> what it is short of. Empty, and so false, when all is well.
         self.active: dict[str, str] = {}
         self._waiting: set[Mailbox] = set()
@@ -55,13 +59,19 @@ class Alarms:
         """``cause`` tells alarms about one resource apart. Twice is fine."""
         if cause in self.active:
             return
+        is_new = not self.has(resource)
         self.active[cause] = resource
+        if is_new:
+            self._tell("alarm.set", resource)
         log.warning("alarm: %s%s; publishers are blocked", cause, details and f" ({details})")
 
     def clear(self, cause: str) -> None:
         """Those who wait are told when the last one is cleared."""
-        if self.active.pop(cause, None) is None:
+        resource = self.active.pop(cause, None)
+        if resource is None:
             return
+        if not self.has(resource):
+            self._tell("alarm.cleared", resource)
         log.warning("alarm cleared: %s", cause)
         if self.active:
             return
@@ -69,6 +79,11 @@ class Alarms:
         waiting, self._waiting = self._waiting, set()
         for mailbox in waiting:
             mailbox.put_urgent(AlarmsCleared())
+
+    def _tell(self, kind: str, resource: str) -> None:
+        """Of a resource, whatever the causes: as RabbitMQ does."""
+        if self._events is not None and self._events.is_heard:
+            self._events.notify(kind, {"source": resource, "node": NODE_NAME})
 
     def call_when_cleared(self, mailbox: Mailbox) -> None:
         self._waiting.add(mailbox)

@@ -78,6 +78,8 @@ class Clock(ABC):
         self._cancelled = 0
         self._sleepers: set[asyncio.Future[None]] = set()
         self._is_closed = False
+        # Called before timers of this machine's time run: there is going to be work.
+        self.before_round: Callable[[], object] = lambda: None
 
     @abstractmethod
     def now(self) -> float:
@@ -202,6 +204,7 @@ class RealClock(Clock):
         self._handle = asyncio.get_running_loop().call_later(delay_s, self._run_due)
 
     def _run_due(self) -> None:
+        self.before_round()
         self._handle = None
         # One reading for the whole round: a callback that asks for "at once" again and again
         # gets its turn in the next one, and the loop its own in between.

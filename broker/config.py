@@ -36,6 +36,10 @@ _UNITS = {
 }
 
 
+# No setting allows larger messages.
+MESSAGE_SIZE_CAP = 512 * 1024**2
+
+
 class SettingsError(ValueError):
     """Settings that cannot be used; the text is made for people, one line per mistake."""
 
@@ -172,14 +176,18 @@ class Seconds:
 class Text:
     # User names, passwords and virtual hosts travel as AMQP short strings.
     max_bytes: int = 255
+    empty: str = ""  # what no text at all stands for, where that is allowed
 
     @property
     def allowed(self) -> str:
-        return f"text of 1 to {self.max_bytes} bytes"
+        span = f"text of 1 to {self.max_bytes} bytes"
+        return f"{span}, or nothing ({self.empty})" if self.empty else span
 
     def read(self, raw: object) -> str:
         if not isinstance(raw, str) or "\0" in raw:
             raise ValueError
+        if self.empty and not raw:
+            return raw
         if not 1 <= len(raw.encode("utf-8", "surrogateescape")) <= self.max_bytes:
             raise ValueError
         return raw
@@ -251,9 +259,23 @@ class Settings:
         10.0, Seconds(0.1, 3600), "How long a client may take to open its connection."
     )
     max_message_size: int = _setting(
-        16 * 1024**2,
-        Size(1, 512 * 1024**2),
+        128 * 1024**2,
+        Size(1, MESSAGE_SIZE_CAP),
         "Largest message body; a larger one closes the channel.",
+    )
+    consumer_max_per_channel: int = _setting(
+        0, Whole(1, 1_000_000, "no limit"), "Consumers a channel may have."
+    )
+    consumer_timeout: int = _setting(
+        1_800_000,
+        Whole(100, 2**40, "none"),
+        "Milliseconds a delivery may stay unacknowledged.",
+    )
+    consumer_timeout_action: str = _setting(
+        "close",
+        Choice(("close", "requeue")),
+        "What becomes of a delivery that was not acknowledged in time: `close` closes its channel,"
+        " as RabbitMQ does; `requeue` returns the delivery alone.",
     )
     credit_flow_initial: int = _setting(
         400, Whole(1, 1_000_000), "Messages a publisher may be ahead of its queues."
@@ -279,7 +301,14 @@ class Settings:
         4096, Size(0, 1024**2), "Smaller messages are kept in the queue index itself."
     )
     store_credit: int = _setting(
-        4000, Whole(100, 10_000_000), "Rows a queue may be ahead of its store."
+        4000,
+        Whole(100, 10_000_000),
+        "How far a queue may be ahead of its store: a message costs 1, and 1 for each 2 KiB.",
+    )
+    store_close_timeout_s: float = _setting(
+        10.0,
+        Seconds(0.1, 3600),
+        "How long a stop waits for a disk that takes nothing; what was not confirmed is then lost.",
     )
     memory_high_watermark: float = _setting(
         0.4,
@@ -291,6 +320,14 @@ class Settings:
         50_000_000,
         Size(1, 2**50, "no limit"),
         "Room on the data folder's disk below which publishers are blocked.",
+    )
+    event_exchange: str = _setting(
+        "on",
+        Choice(("on", "off")),
+        "Whether there is an exchange `amq.rabbitmq.event`, which tells what happens here.",
+    )
+    event_exchange_vhost: str = _setting(
+        "", Text(empty="that of `default_vhost`"), "Virtual host that has that exchange."
     )
     message_timestamp: str = _setting(
         "off",

@@ -11,21 +11,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from leveret.broker.event_exchange import EventExchange
+from leveret.broker.events import ACTING_USER, INTERNAL_USER, Events
 from leveret.broker.exchanges.base import Binding, Exchange
 from leveret.broker.flow import Bump
+from leveret.broker.limits import VHOST_COMPONENT, VHOST_LIMITS, Usage, limits_from_json
+from leveret.broker.parameters import ParameterError
+from leveret.broker.policies.definition import PolicyKind
+from leveret.broker.policies.live import LivePolicies, policy_facts
+from leveret.broker.policies.policy import Policy
 from leveret.broker.queues.actor import STORE
 from leveret.broker.queues.arguments import QueueArguments
 from leveret.broker.queues.record import Queue
-from leveret.broker.queues.supervisor import BackingFactory, QueueSupervisor
+from leveret.broker.queues.supervisor import BackingFactory, QueueSupervisor, with_priorities
 from leveret.broker.resource import Kind, Resource
+from leveret.broker.topology_events import TopologyEvents
+from leveret.broker.tracing import Tracer
 from leveret.broker.vhost import Event, Vhost
 from leveret.protocol.errors import AmqpError
 from leveret.protocol.field_table import Table, decode_table, encode_table
-from leveret.storage.definitions import Definitions, StoredBinding, StoredExchange
+from leveret.storage.definitions import (
+    Definitions,
+    StoredBinding,
+    StoredExchange,
+    StoredParameter,
+)
 from leveret.storage.queue_index import Counters
 from leveret.storage.unit import Unit, commit_in_memory
+from leveret.storage.vhost_store import StoreError
 
 if TYPE_CHECKING:
     from leveret.broker.channel.context import ReplyPort
@@ -39,6 +55,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# How long queues may take to end where what they have is lost anyway; some wait for the store.
+ABANDON_S = 1.0
+
 
 class LiveVhost:
     def __init__(
@@ -50,12 +69,23 @@ class LiveVhost:
         *,
         store: VhostStore | None = None,
         make_backing: BackingFactory | None = None,
+        events: Events | None = None,
+        has_event_exchange: bool = False,
     ) -> None:
         """Queues are kept by ``store``, or by what ``make_backing`` makes where that is given."""
         self.name = name
+        self.events = Events(clock) if events is None else events
         self.topology: Vhost[Queue] = Vhost(name, registries)
         # Direct reply-to: the name a requester's replies are sent to -> its channel.
         self.reply_consumers: dict[str, ReplyPort] = {}
+        # The firehose, while it is on.
+        self.tracer: Tracer | None = None
+        self.policies = LivePolicies(self.topology)
+        self._event_exchange = None
+        if has_event_exchange:
+            self._event_exchange = EventExchange(self.events, self.topology)
+        # Its connections, channels and consumers, counted, and what it may have of them.
+        self.usage = Usage()
         self._store = store
         # What recovered queues have on disk, until their actors take over.
         self._recovered: dict[int, Counters] = {}
@@ -78,32 +108,51 @@ class LiveVhost:
                 yield decorators[known, factory]
 
         self._supervisor = QueueSupervisor(
-            make_backing or self._make_stored,
+            self._make_stored if make_backing is None else with_priorities(make_backing),
             self._on_deleted,
             clock,
             settings,
             current_decorators,
             self._wait_saved,
+            self,
         )
 
     # --- start and stop --------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Bring back what was declared. Raises StoreError if the files cannot be used."""
-        if self._store is None:
-            return
-        definitions = await self._store.open()
-        self._recover(definitions)
-        self.topology.events.append(self._on_change)
+        if self._store is not None:
+            definitions = await self._store.open()
+            self._recover(definitions)
+            self.topology.events.append(self._on_change)
+        self.topology.events.append(TopologyEvents(self.events, self.name))
 
     async def stop(self) -> None:
         await self._supervisor.stop()
         if self._store is not None:
             await self._store.close()
+        self._close_topology()
+
+    async def abandon(self) -> None:
+        """Stop without writing anything more, for one whose store is lost or to be deleted."""
+        await self._supervisor.stop(ABANDON_S)
+        if self._store is not None:
+            await self._store.abandon()
+        self._close_topology()
+
+    def _close_topology(self) -> None:
         self.topology.close()
+        if self._event_exchange is not None:
+            self._event_exchange.close()
+
+    async def delete_files(self) -> None:
+        """Of one that does not run. Raises OSError."""
+        if self._store is not None:
+            await asyncio.to_thread(self._store.delete_files)
 
     def _recover(self, definitions: Definitions) -> None:
-        """Exchanges, then queues, then bindings [6]."""
+        """Policies, then exchanges, queues and bindings [6]."""
+        self._recover_parameters(definitions.parameters)
         for exchange in definitions.exchanges:
             try:
                 self.topology.create_exchange(
@@ -144,10 +193,25 @@ class LiveVhost:
                     error.text,
                 )
 
+    def _recover_parameters(self, parameters: Iterable[StoredParameter]) -> None:
+        policies = []
+        for component, name, value in parameters:
+            try:
+                if component in ("policy", "operator_policy"):
+                    kind = cast(PolicyKind, component)
+                    policies.append(Policy.from_json(self.name, name, kind, value))
+                elif component == VHOST_COMPONENT:
+                    self.usage.limits = limits_from_json(value, VHOST_LIMITS, name)
+            except ParameterError as error:
+                # Written by another version: it is kept on disk.
+                log.error("%s '%s' cannot be brought back: %s", component, name, error)
+        self.policies.set(policies)
+
     # --- queues ----------------------------------------------------------------------------------
 
     def start_queue(self, queue: Queue) -> None:
         """Make a declared queue known and start its task."""
+        self.policies.apply_to_new(queue)
         self.topology.add_queue(queue)
         self._supervisor.start(queue)
 
@@ -157,6 +221,8 @@ class LiveVhost:
 
     def _on_deleted(self, queue: Queue) -> None:
         if self.topology.queues.get(queue.name.name) is queue:
+            # The queue's task began as that of whoever declared it.
+            ACTING_USER.set(queue.deleted_by or INTERNAL_USER)
             self.topology.remove_queue(queue.name.name)
         if queue.owner is not None:
             queue.owner.exclusive_queues.discard(queue)
@@ -171,7 +237,10 @@ class LiveVhost:
         def granted(cost: int) -> None:
             mailbox.put_urgent(Bump(STORE, cost))
 
-        return self._store.make_queue(
+        make: Callable[..., BackingQueue] = self._store.make_queue
+        if queue.options.max_priority:
+            make = partial(self._store.make_priority_queue, queue.options.max_priority)
+        return make(
             queue.store_id,
             recovered if recovered is not None else Counters(),
             wake,
@@ -180,7 +249,7 @@ class LiveVhost:
             is_durable=queue.durable,
             # A queue that comes back after a crash does not know what it had delivered.
             is_clean=recovered is not None and self._store.is_clean,
-            is_lazy=queue.options.queue_mode == "lazy",
+            is_lazy=queue.effective.queue_mode == "lazy",
         )
 
     # --- the store -------------------------------------------------------------------------------
@@ -198,6 +267,26 @@ class LiveVhost:
         """For changes of several queues that stand or fall together."""
         put = commit_in_memory if self._store is None else self._store.database.put
         return Unit(put, ended)
+
+    async def save_parameter(self, component: str, name: str, value: str | None) -> None:
+        """Keep it, or forget it (None); returns when that is on disk. Raises StoreError."""
+        if self._store is None:
+            return
+        if value is None:
+            self._store.definitions.delete_parameter(component, name)
+        else:
+            self._store.definitions.save_parameter(component, name, value)
+        try:
+            await self._wait_saved()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not we were cancelled: the store is gone, and will never have it.
+            raise StoreError(
+                f"vhost '{self.name}' has stopped: whether {component} '{name}' was kept is not"
+                " known"
+            ) from None
 
     async def _wait_saved(self) -> None:
         if self._store is not None:
@@ -250,16 +339,26 @@ class LiveVhost:
         """What a backup has to copy."""
         return None if self._store is None else self._store.database
 
+    # --- the firehose ----------------------------------------------------------------------------
+
+    def trace(self, *, is_on: bool) -> None:
+        """Copy what is published and delivered from now on, or stop that. Not kept."""
+        if is_on != (self.tracer is not None):
+            log.info("vhost '%s': tracing is %s", self.name, "on" if is_on else "off")
+            self.tracer = Tracer(self.topology) if is_on else None
+
     # --- what others may see ---------------------------------------------------------------------
 
     def statistics(self) -> dict[str, object]:
         return {
             "name": self.name,
+            "tracing": self.tracer is not None,
             "exchanges": {
-                name: exchange.statistics() for name, exchange in self.topology.exchanges.items()
+                name: {**exchange.statistics(), **policy_facts(exchange)}
+                for name, exchange in self.topology.exchanges.items()
             },
             "queues": {
-                queue.name.name: actor.statistics()
+                queue.name.name: {**actor.statistics(), **policy_facts(queue)}
                 for queue, actor in self._supervisor.actors.items()
             },
             "store": {} if self._store is None else self._store.statistics(),

@@ -7,6 +7,10 @@ its present rates, and the mean of all, made shorter as memory gets short, is th
 one. So queues whose messages are gone soon keep them, and those that only grow write theirs to
 disk.
 
+A publisher fills a few hundred megabytes in the time RabbitMQ takes for one such round. So the
+whole round, not only the look at the memory, is made as often as the room that is left asks for,
+as long as memory moves; how much a target may grow in a round goes by how long the round was.
+
 Queues are reached through their mailboxes, like by everybody; their reports gather in the
 monitor's own and are read at its next look. While memory is plentiful nobody is asked, so that
 queues at rest stay at rest.
@@ -36,13 +40,20 @@ INTERVAL_S = 2.5
 REPORT_S = 5.0
 # What publishers can fill in a second, and the least time between two looks.
 _FAST_BYTES = 400_000_000
-_SOON_S = 0.25
+_SOON_S = 0.05
+# Between two attempts to give memory back while it is short: they take a while.
+_RELEASE_S = 0.5
+# Memory that has moved by less since queues were asked calls for no other round.
+_STEADY_BYTES = 1 << 20
+# Asking a queue costs it a turn: so much time goes by for each before all are asked again.
+_ASKING_S_PER_QUEUE = 0.0005
 # Of the watermark: from here on messages are paged out.
 PAGING_RATIO = 0.5
 # From here on queues are asked, so that their reports are there when they are needed.
 ASKING_RATIO = 0.4
-# Below this, the target grows a little at each look: paging is to reach a balance.
+# Below this, the target grows a little in every round: paging is to reach a balance.
 _GROWING_RATIO = 0.95
+# How much it grows in INTERVAL_S.
 _GROWING_S = 1.0
 
 
@@ -147,10 +158,15 @@ class MemoryMonitor:
         # Where queues put their reports.
         self.mailbox = Mailbox("memory monitor")
         self._known: dict[Mailbox, _Known] = {}
-        # When targets are worked out next: looks in between are for the alarm alone.
-        self._target_at = -math.inf
+        # When the next look is due that also ends an alarm; those in between come sooner.
+        self._due_at = -math.inf
+        # When targets were worked out last.
+        self._shared_at = -math.inf
         # Queues are asked again when this time has come.
         self._ask_at = -math.inf
+        # What was used when they were asked last.
+        self._asked_used = 0
+        self._released_at = -math.inf
         self._timer: Timer | None = None
 
     def start(self) -> None:
@@ -162,37 +178,41 @@ class MemoryMonitor:
 
     def _look(self) -> None:
         now = self._clock.monotonic()
-        is_due = now >= self._target_at
+        is_due = now >= self._due_at
         if is_due:
-            self._target_at = now + INTERVAL_S
-        self._watch(is_due=is_due)
-        until_s = self._target_at - now
-        if self.used <= self.limit:
-            # The time in which half of what is left could be filled.
-            until_s = min(until_s, max(_SOON_S, (self.limit - self.used) / (2 * _FAST_BYTES)))
+            self._due_at = now + INTERVAL_S
+        self._watch(now, is_due=is_due)
+        # The time in which half of what is left could be filled.
+        soon_s = max(_SOON_S, (self.limit - self.used) / (2 * _FAST_BYTES))
+        until_s = min(self._due_at - now, soon_s)
         self._timer = self._clock.call_at(now + until_s, self._look)
-        if is_due:
+        has_moved = abs(self.used - self._asked_used) >= _STEADY_BYTES
+        if is_due or (has_moved and self._ratio >= ASKING_RATIO):
             self._share_out(now)
+            self._ask(now, REPORT_S if soon_s >= INTERVAL_S else until_s)
 
-    def _watch(self, *, is_due: bool) -> None:
+    def _watch(self, now: float, *, is_due: bool) -> None:
         self.used = self._probes.used_memory()
-        is_short = self.used > self.limit
-        if self.used >= PAGING_RATIO * self.limit if is_due else is_short:
+        wait_s = _RELEASE_S if self.used > self.limit else INTERVAL_S
+        if self.used >= PAGING_RATIO * self.limit and now >= self._released_at + wait_s:
+            self._released_at = now
             self._probes.release_memory()
             self.used = self._probes.used_memory()
         if self.used > self.limit:
             details = f"{self.used} bytes used, {self.limit} allowed"
             self._alarms.set(self.CAUSE, MEMORY, details)
-        else:
+        elif is_due:
+            # Not sooner, or publishers that fill what was freed would be stopped again at once.
             self._alarms.clear(self.CAUSE)
 
     def _share_out(self, now: float) -> None:
+        round_s = min(now - self._shared_at, INTERVAL_S)
+        self._shared_at = now
         reporters = self._take_reports()
-        self._change_target()
+        self._change_target(round_s)
         # The others learn of a target that has changed in their favour: the answer to a report.
         for mailbox in reporters:
             self._send(mailbox, self._known[mailbox])
-        self._ask(now)
 
     @property
     def _ratio(self) -> float:
@@ -210,9 +230,9 @@ class MemoryMonitor:
             del self._known[mailbox]
         return [mailbox for mailbox in reporters if mailbox in self._known]
 
-    def _change_target(self) -> None:
+    def _change_target(self, round_s: float) -> None:
         """Who must page more is told at once; under a disk alarm, who may page less."""
-        before, self.target = self.target, self._wanted_target()
+        before, self.target = self.target, self._wanted_target(round_s)
         is_disk_short = self._alarms.has(DISK)
         if self.target == before or (self.target > before) != is_disk_short:
             return
@@ -220,7 +240,7 @@ class MemoryMonitor:
             if is_disk_short or self.target < min(known.sent, known.reported):
                 self._send(mailbox, known)
 
-    def _wanted_target(self) -> float:
+    def _wanted_target(self, round_s: float) -> float:
         if self._alarms.has(DISK):
             # What is paged out goes to that disk.
             return math.inf
@@ -233,7 +253,7 @@ class MemoryMonitor:
             return 0.0 if ratio > 1 and self._known else math.inf
         total = sum(durations)
         if ratio < _GROWING_RATIO:
-            total += _GROWING_S
+            total += _GROWING_S * round_s / INTERVAL_S
         return total / len(durations) / ratio
 
     def _send(self, mailbox: Mailbox, known: _Known) -> None:
@@ -241,7 +261,7 @@ class MemoryMonitor:
             known.sent = self.target
             mailbox.put_urgent(SetRamDuration(self.target))
 
-    def _ask(self, now: float) -> None:
+    def _ask(self, now: float, again_s: float) -> None:
         # A target that was set is taken back only where somebody is asked.
         if self._ratio < ASKING_RATIO and all(
             known.sent == math.inf for known in self._known.values()
@@ -249,10 +269,13 @@ class MemoryMonitor:
             return
         if now < self._ask_at:
             return
-        self._ask_at = now + REPORT_S
+        self._asked_used = self.used
+        asked = 0
         for mailbox in self._queues():
+            asked += 1
             if mailbox.put_urgent(ReportRamDuration(self.mailbox)) and mailbox not in self._known:
                 self._known[mailbox] = _Known()
+        self._ask_at = now + min(REPORT_S, max(again_s, asked * _ASKING_S_PER_QUEUE))
 
     def statistics(self) -> dict[str, object]:
         return {

@@ -15,7 +15,7 @@ from leveret.broker.admin.control import ControlSocket
 from leveret.broker.admin.handlers import Handlers
 from leveret.broker.alarms import Alarms, DiskMonitor
 from leveret.broker.auth.mechanisms import AmqPlain, Plain
-from leveret.broker.auth.users import Users
+from leveret.broker.auth.users import Users, make_user
 from leveret.broker.boot import (
     NETWORKING,
     ROUTING_READY,
@@ -25,18 +25,26 @@ from leveret.broker.boot import (
 )
 from leveret.broker.clock import Clock, RealClock
 from leveret.broker.config import Settings
-from leveret.broker.connection.listener import Listener
+from leveret.broker.connection.listener import Listener, wait_or_cut
+from leveret.broker.events import Events
 from leveret.broker.exchanges import register_builtins
 from leveret.broker.interceptors.timestamp import TimestampInterceptor
+from leveret.broker.limits import Limits
 from leveret.broker.live_vhost import LiveVhost
+from leveret.broker.loop_monitor import LoopMonitor
 from leveret.broker.memory_monitor import MemoryMonitor, Probes
+from leveret.broker.policies.store import Policies
 from leveret.broker.registry import Registries
+from leveret.broker.vhosts import OnDamage, VhostError, Vhosts
+from leveret.storage.broker_store import BrokerState, BrokerStore
+from leveret.storage.data_folder import found_vhosts
 from leveret.storage.folder_lock import FolderLock
 from leveret.storage.vhost_store import StoreSettings, VhostStore
 
 if TYPE_CHECKING:
     from leveret.broker.mailbox import Mailbox
     from leveret.storage.backing_queue import BackingQueue
+    from leveret.storage.database import Database
 
 # How long clients may take to agree to a shutdown.
 CLOSE_CONNECTIONS_S = 2.0
@@ -57,14 +65,22 @@ class Broker:
         much memory and disk there is, instead of this machine."""
         self.settings = settings if settings is not None else Settings()
         self.clock = clock if clock is not None else RealClock()
+        self.events = Events(self.clock)
         self.registries = Registries()
         self._register_builtins()
-        self.users = Users()
-        self.vhosts: dict[str, LiveVhost] = {}
+        # What is known of virtual hosts and users; None where nothing is to be written.
+        self._store = BrokerStore(self.settings.data) if make_backing is None else None
+        self._stored = BrokerState(True, [], [], [], {})
+        self.users = Users(self._store, self._evict_user, self.events)
+        self.vhosts = Vhosts(self._make_vhost, self._evict_vhost, self._store, self.events)
+        self.policies = Policies(self.vhosts)
+        self.operator_policies = Policies(self.vhosts, "operator_policy")
+        self.limits = Limits(self.vhosts, self.users, self._store, self.events)
         self.listeners: list[Listener] = []
         self._make_backing = make_backing
         self._probes = probes if probes is not None else Probes()
-        self.alarms = Alarms()
+        self.alarms = Alarms(self.events)
+        self.loop_monitor = LoopMonitor()
         self.memory: MemoryMonitor | None = None
         self.disk: DiskMonitor | None = None
         self._lock = FolderLock(self.settings.data)
@@ -94,20 +110,17 @@ class Broker:
         """What starting is made of; a virtual host brings back its own exchanges, queues and
         bindings, in that order."""
         yield BootStep("plug_ins", self._load_plug_ins, enables=(STORAGE_READY,))
-        if self._make_backing is None:
-            yield BootStep("data_folder", self._take_data_folder, enables=(STORAGE_READY,))
-        yield BootStep(
-            "default_user",
-            self._add_default_user,
-            requires=(STORAGE_READY,),
-            enables=(ROUTING_READY,),
-        )
-        yield BootStep(
-            "default_vhost",
-            self._add_default_vhost,
-            requires=(STORAGE_READY,),
-            enables=(ROUTING_READY,),
-        )
+        if self._store is not None:
+            yield BootStep("data_folder", self._take_data_folder)
+            yield BootStep(
+                "broker_store",
+                self._open_broker_store,
+                requires=("data_folder",),
+                enables=(STORAGE_READY,),
+            )
+        yield BootStep("defaults", self._make_defaults, requires=(STORAGE_READY,))
+        yield BootStep("users", self._load_users, ("defaults",), enables=(ROUTING_READY,))
+        yield BootStep("vhosts", self._start_vhosts, ("defaults",), enables=(ROUTING_READY,))
         yield BootStep(
             "monitors", self._begin_monitoring, requires=(ROUTING_READY,), enables=(NETWORKING,)
         )
@@ -121,11 +134,29 @@ class Broker:
     async def _take_data_folder(self) -> None:
         self._lock.take()
 
-    async def _add_default_user(self) -> None:
-        self.users.add(self.settings.default_user, self.settings.default_pass)
+    async def _open_broker_store(self) -> None:
+        assert self._store is not None
+        self._stored = await self._store.open()
 
-    async def _add_default_vhost(self) -> None:
-        await self.add_vhost(self.settings.default_vhost)
+    async def _make_defaults(self) -> None:
+        """At the first start only: a default user that was deleted must not come back."""
+        if not self._stored.is_new:
+            return
+        settings = self.settings
+        user = make_user(settings.default_user, settings.default_pass, ("administrator",))
+        vhosts = [settings.default_vhost]
+        if self._store is not None:
+            # Files without a broker.db: of an older version, or it was moved aside.
+            vhosts += [name for name in found_vhosts(settings.data) if name not in vhosts]
+            await self._store.make_defaults(vhosts, user)
+        self._stored = self._stored._replace(is_new=False, vhosts=vhosts, users=[user])
+
+    async def _load_users(self) -> None:
+        self.users.load(self._stored.users)
+        self.limits.load(self._stored.parameters)
+
+    async def _start_vhosts(self) -> None:
+        await self.vhosts.start_all(self._stored.vhosts, self._stored.vhosts_to_delete)
 
     async def _begin_monitoring(self) -> None:
         self._start_monitors()
@@ -153,9 +184,11 @@ class Broker:
             listener.stop_accepting()
         for listener in self.listeners:
             await listener.close_connections(CLOSE_CONNECTIONS_S)
-        for vhost in self.vhosts.values():
-            await vhost.stop()
+        await self.vhosts.stop()
+        if self._store is not None:
+            await self._store.close()
         self.stop_monitors()
+        self.loop_monitor.stop()
         self._lock.release()
         self.clock.close()
 
@@ -172,8 +205,10 @@ class Broker:
         await self.stop()
 
     def _start_monitors(self) -> None:
-        """Memory and disk are looked at before the first client comes, and from then on."""
+        """Loop, memory and disk are looked at before the first client comes, and from then on."""
         settings, probes = self.settings, self._probes
+        self.loop_monitor.start()
+        self.clock.before_round = self.loop_monitor.note_work
         if self._make_backing is None:
             self.disk = DiskMonitor(
                 self.clock, settings.data, settings.disk_free_limit, probes.free_disk, self.alarms
@@ -195,31 +230,91 @@ class Broker:
             for queue in vhost.topology.queues.values():
                 yield queue.mailbox
 
+    # --- virtual hosts: calls return when it is on disk; raise VhostError or StoreError -----------
+
     async def add_vhost(self, name: str) -> LiveVhost:
-        """Start a virtual host, with what its files have of it."""
+        """Make and start a virtual host; a file of its name that is there is taken over."""
+        return await self.vhosts.add(name)
+
+    async def delete_vhost(self, name: str) -> None:
+        """With everything in it; its connections are closed."""
+        await self.vhosts.delete(name)
+
+    async def restart_vhost(self, name: str) -> LiveVhost:
+        """Start one that is down, once its file was put right or moved aside."""
+        return await self.vhosts.restart(name)
+
+    def _make_vhost(self, name: str, on_damage: OnDamage) -> LiveVhost:
         make, settings = self._make_backing, self.settings
+        has_event_exchange = settings.event_exchange == "on" and name == (
+            settings.event_exchange_vhost or settings.default_vhost
+        )
         if make is not None:
             factory = make
-            vhost = LiveVhost(
+            return LiveVhost(
                 name,
                 self.registries,
                 self.clock,
                 settings,
                 make_backing=lambda queue, wake, spend: factory(wake),
+                events=self.events,
+                has_event_exchange=has_event_exchange,
             )
-        else:
-            store = VhostStore(
-                settings.data / "vhosts",
-                name,
-                StoreSettings(settings.synchronous, settings.queue_index_embed_msgs_below),
-                now=self.clock.monotonic,
-                sleep=self.clock.sleep,
-                on_trouble=partial(self.alarms.on_trouble, name),
-            )
-            vhost = LiveVhost(name, self.registries, self.clock, settings, store=store)
-        await vhost.start()
-        self.vhosts[name] = vhost
+        store = VhostStore(
+            settings.data / "vhosts",
+            name,
+            StoreSettings(
+                settings.synchronous,
+                settings.queue_index_embed_msgs_below,
+                settings.store_close_timeout_s,
+            ),
+            now=self.clock.monotonic,
+            sleep=self.clock.sleep,
+            on_trouble=partial(self.alarms.on_trouble, name),
+            on_damage=on_damage,
+        )
+        return LiveVhost(
+            name,
+            self.registries,
+            self.clock,
+            settings,
+            store=store,
+            events=self.events,
+            has_event_exchange=has_event_exchange,
+        )
+
+    def trace_on(self, vhost: str) -> None:
+        """Turn the firehose on, until it is turned off or the broker stops."""
+        self._running_vhost(vhost).trace(is_on=True)
+
+    def trace_off(self, vhost: str) -> None:
+        self._running_vhost(vhost).trace(is_on=False)
+
+    def _running_vhost(self, name: str) -> LiveVhost:
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            raise VhostError(f"there is no vhost '{name}', or it is down")
         return vhost
+
+    async def _evict_vhost(self, vhost: LiveVhost, text: str) -> None:
+        tasks = [
+            task
+            for listener in self.listeners
+            for task in listener.evict(text, lambda reader: reader.vhost is vhost)
+        ]
+        await wait_or_cut(tasks, CLOSE_CONNECTIONS_S)
+
+    def _evict_user(self, name: str) -> None:
+        self.limits.forget_user(name)
+        for listener in self.listeners:
+            listener.evict(f"user '{name}' is deleted", lambda reader: reader.user == name)
+
+    @property
+    def databases(self) -> list[Database]:
+        """The files a backup has to copy; those of virtual hosts that are down are in nobody's
+        hands."""
+        found = [] if self._store is None else [self._store.database]
+        return found + [v.database for v in self.vhosts.values() if v.database is not None]
 
     @property
     def port(self) -> int:
@@ -245,7 +340,9 @@ class Broker:
                 reader.statistics() for listener in self.listeners for reader in listener.readers
             ],
             "vhosts": [vhost.statistics() for vhost in self.vhosts.values()],
+            "vhosts_down": dict(self.vhosts.down),
             "timers": self.clock.statistics(),
+            "loop": self.loop_monitor.statistics(),
             "alarms": self.alarms.statistics(),
             "memory": {} if self.memory is None else self.memory.statistics(),
             "disk": {} if self.disk is None else self.disk.statistics(),

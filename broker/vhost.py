@@ -45,6 +45,8 @@ PREDECLARED = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
+# Copies of what is published and delivered come from it, see tracing.py.
+TRACE_EXCHANGE = "amq.rabbitmq.trace"
 ROUTES_CACHED = 10_000
 
 Event = Literal[
@@ -80,6 +82,7 @@ class Vhost(Generic[Q]):
         self._decorators.registry.watchers.append(self._decorators_changed)
         for predeclared, kind in PREDECLARED.items():
             self.create_exchange(predeclared, kind, durable=True)
+        self.create_exchange(TRACE_EXCHANGE, "topic", durable=True, internal=True)
 
     def close(self) -> None:
         """Let go of what outlives the virtual host."""

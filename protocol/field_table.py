@@ -14,7 +14,7 @@ any bytes survive. Of equal keys the first counts, as RabbitMQ's look-ups find t
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
 
@@ -112,6 +112,49 @@ def encode_table(table: Table) -> bytes:
     return _encode_table(table, 1)
 
 
+def split_table(data: bytes, at: int) -> list[tuple[bytes, bytes]]:
+    """The table whose 4-byte length is at ``at``: keys, and values as they are, tag and all.
+
+    For who changes one value and leaves the others byte for byte. Of equal keys all are here.
+    """
+    start, stop = _extent(data, at, len(data))
+    entries = []
+    while start < stop:
+        key_end = start + 1 + data[start]
+        if key_end >= stop:
+            raise TableError("key without a value")
+        end = _value_end(data, key_end, stop)
+        entries.append((data[start + 1 : key_end], data[key_end:end]))
+        start = end
+    return entries
+
+
+def split_array(data: bytes, at: int) -> list[bytes]:
+    """The array whose 4-byte length is at ``at``: its values as they are, tag and all."""
+    start, stop = _extent(data, at, len(data))
+    values = []
+    while start < stop:
+        end = _value_end(data, start, stop)
+        values.append(data[start:end])
+        start = end
+    return values
+
+
+def join_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The inverse of ``split_table``: a table with its length. Keys have 255 bytes at most."""
+    return _with_size(b"".join([bytes((len(key),)) + key + value for key, value in entries]))
+
+
+def join_array(values: Iterable[bytes]) -> bytes:
+    """The inverse of ``split_array``: an array with its length."""
+    return _with_size(b"".join(values))
+
+
+def decode_value(raw: bytes) -> Field:
+    """A value that was split off. Raises TableError."""
+    return _decode_value(raw, 0, len(raw), 1)[0]
+
+
 def table_from_python(mapping: Mapping[str, object]) -> Table:
     """Give plain values the types a person would expect: for tables that we make ourselves."""
     return {key: _field_from_python(value) for key, value in mapping.items()}
@@ -183,6 +226,19 @@ def _decode_value(data: bytes, at: int, end: int, depth: int) -> tuple[Field, in
         start, stop = _extent(data, at, end)
         return Field("A", _decode_array(data, start, stop, depth + 1)), stop
     raise TableError(f"unknown field type {tag}")
+
+
+def _value_end(data: bytes, at: int, end: int) -> int:
+    """Where the value ends whose tag is at ``at``, which is below ``end``; not looked into."""
+    tag = data[at]
+    size = _FIXED_SIZES.get(tag)
+    if size is None:
+        if tag not in _STRING_TAGS and tag != _TABLE_TAG and tag != _ARRAY_TAG:
+            raise TableError(f"unknown field type {tag}")
+        return _extent(data, at + 1, end)[1]
+    if size >= end - at:
+        raise TableError("value cut short")
+    return at + 1 + size
 
 
 def _decode_fixed(tag: str, data: bytes, at: int) -> object:

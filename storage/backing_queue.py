@@ -4,9 +4,9 @@ Upstream: the queue actor, sole caller. Downstream: whatever the implementation 
 knows none of them. Every implementation passes the suite in ``tests/storage``.
 
 A backing queue holds *ready* messages, in order, and *pending* ones: delivered and not yet
-settled. Each message gets the next sequence id when it is published; the ids of one call are
-consecutive, and order in the queue is order of ids, always: a message that is requeued goes back
-to the place it had. Its ``redelivered`` flag is set from then on.
+settled. Each message gets the next sequence id when it is published, and order in the queue is
+order of ids, always: a message that is requeued goes back to the place it had. Its ``redelivered``
+flag is set from then on. (Where there are priorities, that is so within each of them.)
 
 Operations never wait. One that needs a message which is not in memory answers ``LOADING``,
 changes nothing, and starts reading; when that is done the implementation calls the ``wake`` it
@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from leveret.protocol.message import Message
-from leveret.storage.database import Batch
+
+if TYPE_CHECKING:
+    from leveret.storage.database import Batch
 
 
 class Entry(NamedTuple):
@@ -87,10 +89,10 @@ class BackingQueue(Protocol):
 
     def publish_delivered(
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
-    ) -> int:
+    ) -> Sequence[int]:
         """Take in a run that goes straight to a consumer: pending, never ready.
 
-        Only for an empty queue, or the run would overtake. Returns the first of its ids.
+        Only for an empty queue, or the run would overtake. Returns its ids.
         """
 
     def discard(self, messages: Sequence[Message], confirm: Confirm | None) -> None:
@@ -137,6 +139,15 @@ class BackingQueue(Protocol):
     def requeue(self, seq_ids: Collection[int]) -> None:
         """Return pending messages to their places; ids that are not pending are ignored."""
 
+    def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
+        """Those of the ids that are pending, as they were fetched: to be dead-lettered."""
+
+    def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
+        """Pending messages come back once more: count it, for good; the new counts."""
+
+    def delivery_count(self, seq_id: int) -> int:
+        """How often a message has come back, as counted by ``count_returns``."""
+
     def prepare(self, runs: Sequence[Run], settled: Collection[int]) -> Prepared:
         """Publish ``runs`` and ack ``settled``, which are pending, as part of a unit.
 
@@ -159,6 +170,10 @@ class BackingQueue(Protocol):
         """Messages that are ready or pending."""
 
     @property
+    def may_expire(self) -> bool:
+        """Some message that is ready may have an expiry; False only if none has."""
+
+    @property
     def ready_bytes(self) -> int:
         """Size of the bodies that are ready."""
 
@@ -167,6 +182,24 @@ class BackingQueue(Protocol):
 
     def set_ram_duration_target(self, duration_s: float) -> None:
         """So long may messages in memory last; the rest goes to disk, a step at a time.
+
+        Those who have no disk do nothing.
+        """
+
+    def set_exact(self, *, is_exact: bool) -> None:
+        """Keep track of when messages are due, wherever they stand."""
+
+    def next_due_ms(self) -> int | None:
+        """In an exact queue: nothing that is ready is due before; None: nothing ever is."""
+
+    def take_due(self, now_ms: int, limit: int) -> list[int] | Loading:
+        """In an exact queue: what is ready and due becomes pending; ids in order of due time.
+
+        Call again until it answers with nothing.
+        """
+
+    def set_lazy(self, *, is_lazy: bool) -> None:
+        """Keep messages on disk alone, or in memory while there is room.
 
         Those who have no disk do nothing.
         """

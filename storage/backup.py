@@ -40,8 +40,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from leveret import __version__
-from leveret.storage.check import Report, check_folder, database_files, open_read_only
+from leveret.storage.broker_store import BROKER_FILE
+from leveret.storage.check import Report, check_folder
+from leveret.storage.data_folder import database_files, open_read_only
 from leveret.storage.folder_lock import LOCK_FILE
+from leveret.storage.folder_sync import sync_folder
 from leveret.storage.migrations import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ _PAGES_PER_STEP = 1_000
 _CHUNK = 1 << 20
 _PROGRESS_S = 0.1
 # What an archive may hold; anything else is not ours, or not meant well.
-_MEMBER = re.compile(r"vhosts/[A-Za-z0-9_.~%-]+\.db")
+_MEMBER = re.compile(r"broker\.db|vhosts/[A-Za-z0-9_.~%-]+\.db")
 # May be in a folder that counts as empty: of a broker that is stopped, of a mounted disk.
 _NOTHING = frozenset({LOCK_FILE, "control.sock", "control.path", "lost+found"})
 
@@ -307,7 +310,7 @@ class _Job:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        _sync_folder(self._target.parent)
+        sync_folder(self._target.parent)
         size = self._target.stat().st_size
         return Made(str(self._target), size, files, 0.0, 0.0, self._wal_bytes)
 
@@ -404,8 +407,11 @@ def restore(
             aside = Path(tempfile.mkdtemp(dir=data, prefix="replaced-"))
             for name in there:
                 (data / name).rename(aside / name)
-        (folder / "vhosts").rename(data / "vhosts")
-        _sync_folder(data)
+        for name in ("vhosts", BROKER_FILE):
+            # A broker without virtual hosts has no files of any; an old backup has no broker.db.
+            if (folder / name).exists():
+                (folder / name).rename(data / name)
+        sync_folder(data)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return report, aside
@@ -433,7 +439,9 @@ def _unpack(archive: Path, folder: Path, tell: Tell) -> None:
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise BackupError(f"{archive} is damaged: {name} is not what was backed up")
-    _sync_folder(folder / "vhosts")
+    for path in (folder, folder / "vhosts"):
+        if path.exists():
+            sync_folder(path)
 
 
 @contextmanager
@@ -460,11 +468,3 @@ def _write(source: IO[bytes], to: Path, member: tarfile.TarInfo, tell: Tell) -> 
         file.flush()
         os.fsync(file.fileno())
     return {"name": member.name, "size": done, "sha256": digest.hexdigest()}
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

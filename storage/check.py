@@ -15,12 +15,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from leveret.storage.broker_store import (
+    BROKER_FILE,
+    BROKER_SCHEMA_VERSION,
+    BrokerState,
+    read_broker_state,
+)
+from leveret.storage.data_folder import database_files, open_read_only, vhost_files
 from leveret.storage.database import SEQ_BITS
 from leveret.storage.migrations import UnknownVersion, check_version
-from leveret.storage.vhost_store import TRANSIENT_SUFFIX
+from leveret.storage.vhost_store import file_stem
 
 _SEQ_MASK = (1 << SEQ_BITS) - 1
 _TABLES = frozenset({"meta", "exchange", "queue", "binding", "counter", "message", "body"})
+# Since version 2.
+_LATER_TABLES = frozenset({"parameter", "sub_queue"})
+_BROKER_TABLES = frozenset({"meta", "vhost", "user", "parameter"})
 # Of SQLite's own findings so many are told: one bad page can make thousands.
 _INTEGRITY_MAX = 20
 # Where a problem is found at many places, so many are named.
@@ -51,32 +61,42 @@ class FileReport(NamedTuple):
     is_clean: bool
 
 
+class BrokerReport(NamedTuple):
+    """Of ``broker.db``."""
+
+    file: str
+    size_bytes: int
+    vhosts: int
+    users: int
+
+
 class Report(NamedTuple):
     files: list[FileReport]
     problems: list[Finding]
     remarks: list[Finding]
+    # Of broker.db; none where there is no such file.
+    broker: list[BrokerReport]
+    # Files that cannot be used as they are: what SQLite cannot read or finds wrong.
+    damaged: list[str]
 
     @property
     def is_sound(self) -> bool:
         return not self.problems
 
 
-def database_files(data: Path) -> list[Path]:
-    """The files of a data folder that hold what must survive."""
-    found = sorted((data / "vhosts").glob("*.db"))
-    return [path for path in found if not path.name.endswith(TRANSIENT_SUFFIX)]
-
-
 def check_folder(data: Path, tell: Callable[[str], object] = lambda file: None) -> Report:
     """Check every file; ``tell`` hears which one is next. The folder must not be in use."""
-    report = Report([], [], [])
+    report = Report([], [], [], [], [])
     files = database_files(data)
     if not files:
         report.problems.append(Finding(str(data), None, 0, "there are no files of a broker in it"))
     for path in files:
         name = path.relative_to(data).as_posix()
         tell(name)
-        _FileCheck(path, name, report).run()
+        if name == BROKER_FILE:
+            _BrokerFileCheck(path, name, report).run()
+        else:
+            _FileCheck(path, name, report).run()
     return report
 
 
@@ -92,7 +112,12 @@ class _FileCheck:
                 if self._check_structure(connection):
                     self._check_content(connection)
         except sqlite3.Error as error:
-            self._problem(f"cannot be read: {error}")
+            self._damaged(f"cannot be read: {error}")
+
+    def _damaged(self, text: str) -> None:
+        self._problem(text)
+        if self._name not in self._report.damaged:
+            self._report.damaged.append(self._name)
 
     def _problem(self, text: str, *, queue: str | None = None, number: int = 1) -> None:
         self._report.problems.append(Finding(self._name, queue, number, text))
@@ -106,7 +131,7 @@ class _FileCheck:
         """Whether it is worth while to look at the rows."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if missing := sorted(_TABLES - tables):
-            self._problem(f"is not a file of this broker: it lacks {', '.join(missing)}")
+            self._damaged(f"is not a file of this broker: it lacks {', '.join(missing)}")
             return False
         meta = dict(connection.execute("SELECT name, value FROM meta"))
         try:
@@ -115,22 +140,27 @@ class _FileCheck:
         except UnknownVersion as error:
             self._problem(str(error))
             return False
-        if version >= 2 and "parameter" not in tables:
-            self._problem("is not a file of this broker: it lacks parameter")
+        if version >= 2 and (missing := sorted(_LATER_TABLES - tables)):
+            self._damaged(f"is not a file of this broker: it lacks {', '.join(missing)}")
             return False
+        return self._is_intact(connection)
+
+    def _is_intact(self, connection: sqlite3.Connection) -> bool:
         wrong = [
             text
             for (text,) in connection.execute(f"PRAGMA integrity_check({_INTEGRITY_MAX})")
             if text != "ok"
         ]
         for text in wrong:
-            self._problem(f"SQLite: {text}")
+            self._damaged(f"SQLite: {text}")
         return not wrong
 
     # --- the rows ---------------------------------------------------------------------------------
 
     def _check_content(self, connection: sqlite3.Connection) -> None:
         queues = {row[0]: _text(row[1]) for row in connection.execute("SELECT id, name FROM queue")}
+        number = len(queues)
+        queues |= _sub_queues(connection)
         messages, size = self._check_counters(connection, queues)
         self._check_orphans(connection, queues)
         self._check_bodies(connection, queues)
@@ -142,7 +172,7 @@ class _FileCheck:
                 self._name,
                 _text(meta.get("vhost", b"")),
                 self._path.stat().st_size,
-                len(queues),
+                number,
                 messages,
                 size,
                 bodies,
@@ -263,21 +293,54 @@ class _FileCheck:
                     )
 
 
-def open_read_only(path: Path, *, is_in_use: bool) -> sqlite3.Connection:
-    """Open it such that nothing is written, not even what is left in its WAL.
+class _BrokerFileCheck(_FileCheck):
+    """``broker.db``: can it be read, and does what it names exist?"""
 
-    The connection may be handed from thread to thread.
-    """
-    wal = Path(f"{path}-wal")
-    is_whole = not is_in_use and not (wal.exists() and wal.stat().st_size)
-    # Else SQLite would make files of its own beside one that has everything in it.
-    flags = "mode=ro&immutable=1" if is_whole else "mode=ro"
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?{flags}",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=False,
+    def _check_structure(self, connection: sqlite3.Connection) -> bool:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if missing := sorted(_BROKER_TABLES - tables):
+            self._damaged(f"is not a file of this broker: it lacks {', '.join(missing)}")
+            return False
+        meta = dict(connection.execute("SELECT name, value FROM meta"))
+        version = meta.get("schema_version")
+        if version != BROKER_SCHEMA_VERSION:
+            self._problem(
+                f"has schema version {version}, this Leveret knows version {BROKER_SCHEMA_VERSION}"
+            )
+            return False
+        return self._is_intact(connection)
+
+    def _check_content(self, connection: sqlite3.Connection) -> None:
+        try:
+            state = read_broker_state(connection)
+        except (ValueError, TypeError) as error:
+            self._damaged(f"cannot be understood: {error}")
+            return
+        self._compare_with_files(state)
+        self._report.broker.append(
+            BrokerReport(self._name, self._path.stat().st_size, len(state.vhosts), len(state.users))
+        )
+
+    def _compare_with_files(self, state: BrokerState) -> None:
+        files = {path.stem: path.name for path in vhost_files(self._path.parent)}
+        for name in state.vhosts:
+            if files.pop(file_stem(name), None) is None:
+                self._remark(f"the file of vhost '{_text(name)}' is not there: it will be empty")
+        for name in state.vhosts_to_delete:
+            if files.pop(file_stem(name), None) is not None:
+                self._remark(f"vhost '{_text(name)}' was deleted, the next start goes on")
+        for file in files.values():
+            self._remark(f"vhosts/{file} is of no vhost: nobody uses it")
+
+
+def _sub_queues(connection: sqlite3.Connection) -> dict[int, str]:
+    """Those of a queue that is gone are gone with it: the next start deletes them."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sub_queue'").fetchone():
+        return {}
+    rows = connection.execute(
+        "SELECT s.id, q.name, s.priority FROM sub_queue s JOIN queue q ON q.id = s.queue_id"
     )
+    return {row[0]: f"{_text(row[1])} (priority {row[2]})" for row in rows}
 
 
 def _keys(queue_id: int) -> tuple[int, int]:

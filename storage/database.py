@@ -13,7 +13,9 @@ A commit is one call in the writer's thread (begin, statements, commit). Python'
 the GIL at every step and must win it back from the event loop, so statements are few and large.
 
 A commit that fails (disk full, I/O error) is rolled back and tried again until it succeeds;
-nothing is confirmed meanwhile, and ``on_trouble`` is told.
+nothing is confirmed meanwhile, and ``on_trouble`` is told. A file that is damaged or gone
+(``damage.py``) is not written again: ``on_damage`` is told once, and who waits for it waits until
+somebody abandons it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from typing import Any, Protocol, TypeVar
 
 import aiosqlite
 
+from leveret.storage.damage import READ_TRIES, check_identity, identity, is_lasting
+from leveret.storage.free_space import FreeSpace, free_bytes
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -38,8 +43,9 @@ T = TypeVar("T")
 # What one commit takes at most; the operation that passes the mark is still part of it.
 COMMIT_ROWS = 2_000
 COMMIT_BYTES = 4 << 20
-# After this much written, pages are copied from the WAL into the database between two commits.
-CHECKPOINT_BYTES = 8 << 20
+# After this much written, pages are copied from the WAL into the database between two commits:
+# 15 ms of CPU time or so, and the writer does nothing else meanwhile.
+CHECKPOINT_BYTES = 4 << 20
 # A WAL this long makes one commit wait until readers are out of the way and it can start anew.
 WAL_LIMIT_BYTES = 64 << 20
 # Against 4096 a sixth less CPU time for 1 KB bodies (benchmarks/storage.py), 16384 a quarter less;
@@ -50,6 +56,8 @@ SEQ_BITS = 40
 # Of a range that is dropped, one commit deletes so many rows.
 DROP_ROWS = 2_000
 RETRY_S = 0.5
+# How long a file that is closed waits for a disk on which commits only fail.
+PATIENCE_S = 10.0
 # What nobody waits for is written after this long, or when there is so much of it.
 LAZY_S = 0.1
 LAZY_OPERATIONS = 100
@@ -70,9 +78,12 @@ class Batch:
         "bodies",
         "body_refs",
         "bytes",
+        "calls",
         "counters",
         "deletes",
         "drops",
+        "freed_apart_bytes",
+        "freed_bytes",
         "messages",
         "rows",
         "statements",
@@ -90,14 +101,20 @@ class Batch:
         self.body_refs: dict[int, int] = {}
         # Keys of messages to delete.
         self.deletes: list[int] = []
+        # For what is neither of these: called with the connection.
+        self.calls: list[Callable[[sqlite3.Connection], None]] = []
         # Large ranges of messages to delete, a bounded part at a time.
         self.drops: list[RangeDrop] = []
         # Queue id -> its row in counter, as of this commit.
-        self.counters: dict[int, tuple[int, int, int, int, int]] = {}
+        self.counters: dict[int, tuple[int, int, int, int, int, int]] = {}
         # Called in the event loop once the transaction is on disk.
         self.after: list[Callable[[], object]] = []
         self.rows = 0
         self.bytes = 0
+        # Of rows that go: the pages they stood on are written, too.
+        self.freed_bytes = 0
+        # Of the bodies these rows name, whether they go with them or not.
+        self.freed_apart_bytes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -107,6 +124,7 @@ class Batch:
             or self.messages
             or self.deletes
             or self.drops
+            or self.calls
             or self.body_refs
             or self.counters
         )
@@ -181,6 +199,11 @@ class RangeDrop:
         self._next = first
         self._is_done = False
 
+    @property
+    def freed_bytes(self) -> int:
+        """Of the last part."""
+        return self._bytes
+
     def gather(self, batch: Batch) -> None:
         batch.drops.append(self)
         batch.rows += DROP_ROWS
@@ -248,6 +271,7 @@ class Database:
         schema: str,
         synchronous: str,
         on_trouble: Callable[[Exception | None], None] = lambda error: None,
+        on_damage: Callable[[Exception], None] = lambda error: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """``schema``: what makes the tables of a file that is new."""
@@ -255,6 +279,13 @@ class Database:
         self._schema = schema
         self._synchronous = synchronous
         self._on_trouble = on_trouble
+        self._on_damage = on_damage
+        # Device and inode of the file that was opened.
+        self._identity = (0, 0)
+        # Why nothing is read or written any more.
+        self.damage: Exception | None = None
+        # What somebody waits for and may never come.
+        self._promises: set[asyncio.Future[None]] = set()
         self._sleep = sleep
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
@@ -273,6 +304,9 @@ class Database:
         # Snapshots that are being copied: they stand in the way of a WAL that starts anew.
         self.snapshots = 0
         self._in_trouble = False
+        # Of the commit that runs.
+        self.committing_bytes = 0
+        self._free_space = FreeSpace(self, sleep)
         self._since_checkpoint = 0
         self.numbers: dict[str, float] = {
             "commits": 0,
@@ -280,6 +314,10 @@ class Database:
             "bytes": 0,
             "failures": 0,
             "checkpoints": 0,
+            # Given back to the file system; free at the last look, which only comes when there
+            # may be something to give back.
+            "returned_bytes": 0,
+            "free_bytes": 0,
             "wal_bytes": 0,
             "longest_step_cpu_s": 0.0,
             "longest_commit_s": 0.0,
@@ -294,6 +332,8 @@ class Database:
         async with self._opening:
             if self._writer is None:
                 self._writer = await _connect(self.path, _prepare, self._synchronous, self._schema)
+                self._identity = identity(self.path)
+                self._free_space.freed(await run_in_thread(self._writer, free_bytes))
             return self._writer
 
     async def _open_reader(self) -> aiosqlite.Connection:
@@ -339,16 +379,30 @@ class Database:
             self._start()
 
     def _start(self) -> None:
-        if self._task is None:
+        if self._task is None and self.damage is None:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"writer of {self.path.name}"
             )
 
     async def wait_committed(self) -> None:
-        """Return when everything put before is on disk."""
-        reached = asyncio.Event()
-        self.put(Barrier(reached.set))
-        await reached.wait()
+        """Return when everything put before is on disk; cancelled if that will never be."""
+        reached = self._promise()
+
+        def keep() -> None:
+            if not reached.done():
+                reached.set_result(None)
+
+        self.put(Barrier(keep))
+        await reached
+
+    def _promise(self) -> asyncio.Future[None]:
+        """To be waited for; cancelled when the file is closed."""
+        promise = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            promise.cancel()
+        self._promises.add(promise)
+        promise.add_done_callback(self._promises.discard)
+        return promise
 
     @asynccontextmanager
     async def between_commits(self) -> AsyncIterator[None]:
@@ -383,6 +437,9 @@ class Database:
                     except Exception:
                         # One that fails must not keep others from hearing of their commit.
                         log.exception("%s: after a commit", self.path)
+        except Exception:
+            if self.damage is None:
+                raise
         finally:
             self._task = None
             if self._log and self._moment is None and not self._is_closed:
@@ -400,13 +457,19 @@ class Database:
 
     async def _commit(self, batch: Batch) -> None:
         begun = time.perf_counter()
+        self.committing_bytes = batch.bytes
         while True:
             try:
-                cpu = await run_in_thread(await self._open_writer(), _commit, batch)
+                writer = await self._open_writer()
+                cpu = await run_in_thread(writer, _commit_here, batch, self.path, self._identity)
                 break
             except Exception as error:
+                if is_lasting(error):
+                    self._note_damage(error)
+                    raise
                 self._trouble(error)
                 await self._sleep(RETRY_S)
+        self.committing_bytes = 0
         if self._in_trouble:
             self._trouble(None)
         numbers = self.numbers
@@ -416,7 +479,12 @@ class Database:
         numbers["longest_commit_s"] = max(numbers["longest_commit_s"], time.perf_counter() - begun)
         self._note_step(cpu)
         # A guess: rows, and the pages that even the smallest commit writes.
-        self._since_checkpoint += batch.bytes + 100 * batch.rows + 2 * PAGE_SIZE
+        freed = batch.freed_bytes + sum([drop.freed_bytes for drop in batch.drops])
+        await self._wrote(batch.bytes + freed + 100 * batch.rows + 2 * PAGE_SIZE)
+        self._free_space.freed(freed + batch.freed_apart_bytes)
+
+    async def _wrote(self, size: int) -> None:
+        self._since_checkpoint += size
         if self._since_checkpoint >= CHECKPOINT_BYTES:
             self._since_checkpoint = 0
             await self._checkpoint()
@@ -426,6 +494,9 @@ class Database:
         try:
             wal_bytes, cpu = await run_in_thread(self._writer, _checkpoint, self.snapshots == 0)
         except sqlite3.Error as error:
+            if is_lasting(error):
+                self._note_damage(error)
+                raise
             log.warning("%s: checkpoint failed, it is tried again later: %s", self.path, error)
             return
         self.numbers["checkpoints"] += 1
@@ -448,18 +519,36 @@ class Database:
         self._in_trouble = error is not None
         self._on_trouble(error)
 
+    def _note_damage(self, error: Exception) -> None:
+        self.numbers["failures"] += 1
+        if self.damage is None:
+            self.damage = error
+            self._on_damage(error)
+
     # --- reading ---------------------------------------------------------------------------------
 
     async def read(self, query: Callable[..., T], *arguments: Any) -> T:
         """Run ``query(connection, ...)`` in the reader's thread; it sees what is committed."""
-        return await run_in_thread(self._reader or await self._open_reader(), query, *arguments)
+        reader = self._reader or await self._open_reader()
+        result: T
+        result, cpu = await run_in_thread(reader, _measured, query, *arguments)
+        self._note_step(cpu)
+        return result
 
     async def read_patiently(self, query: Callable[..., T], *arguments: Any) -> T:
-        """As ``read``, but an I/O error is told and tried again: the caller cannot do better."""
+        """As ``read``, but an I/O error is told and tried again: the caller cannot do better.
+
+        Of a file that is damaged nothing ever comes: whoever abandons it cancels its readers.
+        """
+        tries = 0
         while True:
             try:
                 return await self.read(query, *arguments)
             except sqlite3.Error as error:
+                tries += 1
+                if is_lasting(error) or tries == READ_TRIES:
+                    self._note_damage(error)
+                    await self._promise()
                 log.error("%s: reading fails, it is tried again: %s", self.path, error)
                 self.numbers["failures"] += 1
                 await self._sleep(RETRY_S)
@@ -468,16 +557,72 @@ class Database:
         """For start-up and upkeep: ``function(connection, ...)`` in the writer's thread."""
         return await run_in_thread(await self._open_writer(), function, *arguments)
 
-    async def close(self, at_last: Callable[[sqlite3.Connection], object] | None = None) -> None:
-        """Commit what is left, run ``at_last`` in the writer's thread, then close."""
-        while self._log or self._task is not None:
+    async def upkeep(
+        self, function: Callable[..., T], *arguments: Any, written_bytes: int = 0
+    ) -> T:
+        """``function(connection, ...)`` in the writer's thread, between two commits.
+
+        ``written_bytes``: what that adds to the WAL, more or less. Raises sqlite3.Error.
+        """
+        async with self._boundary:
+            try:
+                timed: tuple[T, float] = await self.call_writer(_timed, function, *arguments)
+            except sqlite3.Error as error:
+                if is_lasting(error):
+                    self._note_damage(error)
+                raise
+            answer, cpu = timed
+            self._note_step(cpu)
+            await self._wrote(written_bytes)
+        return answer
+
+    async def checkpoint(self) -> None:
+        """Copy what is in the WAL to the file, as far as readers allow, between two commits."""
+        async with self._boundary:
+            await self._checkpoint()
+
+    async def close(
+        self,
+        at_last: Callable[[sqlite3.Connection], object] | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Commit what is left, run ``at_last`` in the writer's thread, then close.
+
+        If no commit succeeds for ``patience_s``, what is left is given up, and ``at_last`` not run.
+        A file that is damaged is only closed.
+        """
+        while (self._log or self._task is not None) and self.damage is None:
             self._awaited = len(self._log)
             self._start()
             assert self._task is not None
-            await asyncio.wait([self._task])
-        if at_last is not None:
-            await self.call_writer(at_last)
+            if not await self._wait_written(self._task, patience_s):
+                log.critical(
+                    "%s: nothing could be written for %g s (is the disk full?), so it is closed"
+                    " without what is left. Nothing of that was confirmed: publishers know what"
+                    " to send again. Messages that were acked meanwhile may be delivered again.",
+                    self.path,
+                    patience_s,
+                )
+                await self.abandon()
+                return
+        if at_last is not None and self.damage is None:
+            try:
+                await self.call_writer(at_last)
+            except sqlite3.Error as error:
+                log.error("%s: the stop in order could not be noted: %s", self.path, error)
         await self._close_connections()
+
+    async def _wait_written(self, writer: asyncio.Task[None], patience_s: float) -> bool:
+        """Return when the task has ended; False if commits only fail. A slow disk is waited for."""
+        while True:
+            commits = self.numbers["commits"]
+            patience = asyncio.ensure_future(self._sleep(patience_s))
+            await asyncio.wait([writer, patience], return_when=asyncio.FIRST_COMPLETED)
+            patience.cancel()
+            await asyncio.wait([patience])
+            if writer.done() or commits == self.numbers["commits"]:
+                return writer.done()
 
     async def abandon(self) -> None:
         """Close without committing what is left."""
@@ -489,9 +634,12 @@ class Database:
 
     async def _close_connections(self) -> None:
         self._is_closed = True
+        for promise in tuple(self._promises):
+            promise.cancel()
         if self._moment is not None:
             self._moment.cancel()
             await asyncio.wait([self._moment])
+        await self._free_space.stop()
         for connection in (self._reader, self._writer):
             if connection is not None:
                 await connection.close()
@@ -550,6 +698,32 @@ def _prepare_reader(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA busy_timeout=2000")
 
 
+def _timed(
+    connection: sqlite3.Connection, function: Callable[..., T], *arguments: Any
+) -> tuple[T, float]:
+    begun = time.thread_time()
+    answer = function(connection, *arguments)
+    return answer, time.thread_time() - begun
+
+
+def _commit_here(
+    connection: sqlite3.Connection, batch: Batch, path: Path, known: tuple[int, int]
+) -> float:
+    """Commit, and see that it went to the file that the next start will find."""
+    cpu_s = _commit(connection, batch)
+    check_identity(path, known)
+    return cpu_s
+
+
+def _measured(
+    connection: sqlite3.Connection, query: Callable[..., T], *arguments: Any
+) -> tuple[T, float]:
+    """What a query brings, and the CPU time it took of this thread."""
+    begun = time.thread_time()
+    result = query(connection, *arguments)
+    return result, time.thread_time() - begun
+
+
 def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
     """The whole batch or nothing; returns the CPU time it took of this thread."""
     begun = time.thread_time()
@@ -567,9 +741,11 @@ def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
             _change_references(connection, batch.body_refs)
         if batch.counters:
             rows_of_counters = _flat(batch.counters.values())
-            _insert(connection, "INSERT OR REPLACE INTO counter", 5, rows_of_counters)
+            _insert(connection, "INSERT OR REPLACE INTO counter", 6, rows_of_counters)
         for drop in batch.drops:
             drop.run(connection)
+        for call in batch.calls:
+            call(connection)
         for sql, parameters in batch.statements:
             execute(sql, parameters)
         execute("COMMIT")

@@ -34,6 +34,15 @@ class StoredQueue(NamedTuple):
     counters: Counters
 
 
+class StoredSubQueue(NamedTuple):
+    """Where the messages of one priority are, of a queue that has priorities."""
+
+    id: int
+    queue_id: int
+    priority: int
+    counters: Counters
+
+
 class StoredBinding(NamedTuple):
     source: str
     kind: str
@@ -56,6 +65,12 @@ class Definitions(NamedTuple):
     queues: list[StoredQueue]
     bindings: list[StoredBinding]
     parameters: list[StoredParameter]
+    sub_queues: list[StoredSubQueue]
+
+    @property
+    def queue_ids(self) -> set[int]:
+        """All under which there may be messages."""
+        return {queue.id for queue in self.queues} | {sub.id for sub in self.sub_queues}
 
 
 class DefinitionStore:
@@ -85,6 +100,13 @@ class DefinitionStore:
 
     def delete_queue(self, queue_id: int) -> None:
         self._put("DELETE FROM queue WHERE id = ?", (queue_id,))
+
+    def save_sub_queue(self, sub_id: int, queue_id: int, priority: int) -> None:
+        self._put("INSERT INTO sub_queue VALUES (?, ?, ?)", (sub_id, queue_id, priority))
+
+    def delete_sub_queues(self, queue_id: int) -> None:
+        """To be called after ``delete_queue``: a start deletes what has lost its queue."""
+        self._put("DELETE FROM sub_queue WHERE queue_id = ?", (queue_id,))
 
     def save_binding(self, binding: StoredBinding) -> None:
         if binding not in self._bindings:
@@ -138,15 +160,12 @@ def _load(connection: sqlite3.Connection) -> Definitions:
             _name(name),
             bool(auto_delete),
             arguments,
-            Counters(
-                next_seq or 0, messages or 0, size or 0, -1 if delivered is None else delivered
-            ),
+            Counters(*counters) if counters[0] is not None else Counters(),
         )
-        for queue_id, name, auto_delete, arguments, next_seq, messages, size, delivered in (
-            connection.execute(
-                "SELECT q.id, q.name, q.auto_delete, q.arguments, c.next_seq, c.messages, c.bytes,"
-                " c.delivered FROM queue q LEFT JOIN counter c ON c.queue_id = q.id ORDER BY q.id"
-            )
+        for queue_id, name, auto_delete, arguments, *counters in connection.execute(
+            "SELECT q.id, q.name, q.auto_delete, q.arguments, c.next_seq, c.messages, c.bytes,"
+            " c.delivered, c.expiring FROM queue q LEFT JOIN counter c ON c.queue_id = q.id"
+            " ORDER BY q.id"
         )
     ]
     bindings = [
@@ -161,4 +180,17 @@ def _load(connection: sqlite3.Connection) -> Definitions:
             "SELECT component, name, value FROM parameter ORDER BY component, name"
         )
     ]
-    return Definitions(exchanges, queues, bindings, parameters)
+    sub_queues = [
+        StoredSubQueue(
+            sub_id,
+            queue_id,
+            priority,
+            Counters(*counters) if counters[0] is not None else Counters(),
+        )
+        for sub_id, queue_id, priority, *counters in connection.execute(
+            "SELECT s.id, s.queue_id, s.priority, c.next_seq, c.messages, c.bytes, c.delivered,"
+            " c.expiring FROM sub_queue s JOIN queue q ON q.id = s.queue_id"
+            " LEFT JOIN counter c ON c.queue_id = s.id ORDER BY s.id"
+        )
+    ]
+    return Definitions(exchanges, queues, bindings, parameters, sub_queues)

@@ -82,6 +82,10 @@ class MemoryQueue:
         self._redelivered: set[int] = set()
         # Expiry of those, ready or pending, that have one.
         self._expiries: dict[int, int] = {}
+        # How often those that were returned and counted came back.
+        self._returns: dict[int, int] = {}
+        # It is to be asked for what is due, wherever that stands.
+        self._is_exact = False
         self._confirmed: list[Confirm] = []
 
         self._wake = wake
@@ -107,12 +111,12 @@ class MemoryQueue:
 
     def publish_delivered(
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
-    ) -> int:
+    ) -> Sequence[int]:
         ids = self._take_ids(len(messages), expires_at_ms)
         self._pending.update(zip(ids, messages, strict=True))
         if confirm is not None:
             self._confirmed.append(confirm)
-        return ids.start
+        return ids
 
     def discard(self, messages: Sequence[Message], confirm: Confirm | None) -> None:
         if confirm is not None:
@@ -233,6 +237,19 @@ class MemoryQueue:
         known = [seq_id for seq_id in seq_ids if pop(seq_id, None) is not None]
         self._forget(known)
 
+    def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
+        pending = self._pending
+        known = [seq_id for seq_id in seq_ids if seq_id in pending]
+        return list(self._entries(known, [pending[seq_id] for seq_id in known]))
+
+    def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
+        for seq_id in seq_ids:
+            self._returns[seq_id] = self._returns.get(seq_id, 0) + 1
+        return [self._returns[seq_id] for seq_id in seq_ids]
+
+    def delivery_count(self, seq_id: int) -> int:
+        return self._returns.get(seq_id, 0)
+
     def requeue(self, seq_ids: Collection[int]) -> None:
         pending = self._pending
         returned = [
@@ -277,6 +294,9 @@ class MemoryQueue:
         if self._expiries:
             for seq_id in ids:
                 self._expiries.pop(seq_id, None)
+        if self._returns:
+            for seq_id in ids:
+                self._returns.pop(seq_id, None)
 
     # --- loading, for tests --------------------------------------------------------------------
 
@@ -313,6 +333,10 @@ class MemoryQueue:
         return len(self._ids) + len(self._pending)
 
     @property
+    def may_expire(self) -> bool:
+        return bool(self._expiries)
+
+    @property
     def ready_bytes(self) -> int:
         return self._ready_bytes
 
@@ -321,6 +345,34 @@ class MemoryQueue:
 
     def set_ram_duration_target(self, duration_s: float) -> None:
         """All there is is memory."""
+
+    def set_exact(self, *, is_exact: bool) -> None:
+        self._is_exact = is_exact
+
+    def next_due_ms(self) -> int | None:
+        if not self._is_exact:
+            return None
+        pending = self._pending
+        times = (due for seq_id, due in self._expiries.items() if seq_id not in pending)
+        return min(times, default=None)
+
+    def take_due(self, now_ms: int, limit: int) -> list[int] | Loading:
+        due = sorted(
+            (expiry, seq_id)
+            for seq_id, expiry in self._expiries.items()
+            if expiry <= now_ms and seq_id not in self._pending
+        )
+        taken = [seq_id for _, seq_id in due[:limit]]
+        for seq_id in taken:
+            place = self._place_of(seq_id)
+            message = self._messages[place]
+            del self._ids[place], self._messages[place]
+            self._ready_bytes -= len(message.body)
+            self._pending[seq_id] = message
+        return taken
+
+    def set_lazy(self, *, is_lazy: bool) -> None:
+        """There is no disk."""
 
     def resume(self) -> None:
         pass

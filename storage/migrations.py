@@ -23,8 +23,11 @@ STEPS: Mapping[int, Step] = {
     2: (
         "CREATE TABLE parameter (component TEXT NOT NULL, name TEXT NOT NULL,"
         " value TEXT NOT NULL, PRIMARY KEY (component, name)) WITHOUT ROWID",
+        "CREATE TABLE sub_queue (id INTEGER PRIMARY KEY, queue_id INTEGER NOT NULL,"
+        " priority INTEGER NOT NULL)",
         "ALTER TABLE message ADD COLUMN delivery_count INTEGER NOT NULL DEFAULT 0",
-        "CREATE INDEX message_expiry ON message (expires_at)"
+        "ALTER TABLE counter ADD COLUMN expiring INTEGER NOT NULL DEFAULT 0",
+        "CREATE INDEX message_expiry ON message (key >> 40, expires_at)"
         " WHERE expires_at IS NOT NULL AND flags & 512",
     ),
 }

@@ -14,17 +14,23 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from leveret.protocol.twin import Message
-from leveret.storage.database import SEQ_BITS, Batch, Database, RangeDrop
+from leveret.storage.database import DROP_ROWS, SEQ_BITS, Batch, Database, RangeDrop, Statement
 from leveret.storage.message_store import MessageStore
 
 _SEQ_MASK = (1 << SEQ_BITS) - 1
 _PERSISTENT = 256
+# Of a queue with exact TTL: the row is in the index message_expiry.
+_EXACT = 512
+# Counters.expiring: all rows with an expiry are in that index.
+MARKED = 2
 # What a row costs beyond body and header: counted against the cap of a commit.
 ROW_OVERHEAD = 100
+# A row costs one credit, and one more for each 2 KiB of header and body. So 4,000 credits are two
+# full commits, be it in rows or in bytes.
+CREDIT_BITS = 11
 
 
 class Position(NamedTuple):
@@ -35,26 +41,36 @@ class Position(NamedTuple):
     is_persistent: bool
     expires_at_ms: int | None
     body_id: int | None
+    # How often it came back from a consumer.
+    delivery_count: int
 
 
 class Counters:
     """What a queue's committed rows add up to."""
 
-    __slots__ = ("bytes", "delivered", "messages", "next_seq")
+    __slots__ = ("bytes", "delivered", "expiring", "messages", "next_seq")
 
     def __init__(
-        self, next_seq: int = 0, messages: int = 0, size: int = 0, delivered: int = -1
+        self,
+        next_seq: int = 0,
+        messages: int = 0,
+        size: int = 0,
+        delivered: int = -1,
+        expiring: int = 0,
     ) -> None:
         self.next_seq = next_seq
         self.messages = messages
         self.bytes = size
         self.delivered = delivered
+        # 1 once a message with an expiry was written, 2 if all that have one are marked so that
+        # an exact queue finds them; 0 again when no message is left.
+        self.expiring = expiring
 
 
 class _Write:
     """A run on its way to the table; rows that were taken back meanwhile are left out."""
 
-    __slots__ = ("_committed", "_expires_at_ms", "_index", "seq_ids")
+    __slots__ = ("_committed", "_cost", "_expires_at_ms", "_index", "seq_ids")
 
     def __init__(
         self,
@@ -62,18 +78,21 @@ class _Write:
         seq_ids: Sequence[int],
         expires_at_ms: int | None,
         committed: Callable[[], None] | None,
+        cost: int,
     ) -> None:
         self._index = index
         self.seq_ids = seq_ids
         self._expires_at_ms = expires_at_ms
         self._committed = committed
+        self._cost = cost
 
     def gather(self, batch: Batch) -> None:
         self._index._gather_rows(self.seq_ids, self._expires_at_ms, batch)
         batch.after.append(self._on_disk)
 
     def _on_disk(self) -> None:
-        self._index._settled(self, len(self.seq_ids))
+        self._index.uncommitted_rows -= len(self.seq_ids)
+        self._index._settled(self, self._cost)
         if self._committed is not None:
             self._committed()
 
@@ -103,6 +122,44 @@ class _Count:
         self._index._gather_counters(batch)
 
 
+class _Mark:
+    """Marks the rows of a queue that has become exact, a bounded part in each commit."""
+
+    __slots__ = ("_first", "_index", "_next")
+
+    def __init__(self, index: QueueIndex) -> None:
+        self._index = index
+        self._first: int | None = index._base
+        self._next: int | None = None
+
+    def gather(self, batch: Batch) -> None:
+        batch.calls.append(self._run)
+        batch.rows += DROP_ROWS
+        batch.after.append(self._go_on)
+
+    def _run(self, connection: sqlite3.Connection) -> None:
+        last = self._index._base + _SEQ_MASK
+        keys = connection.execute(
+            "SELECT key FROM message WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?",
+            (self._first, last, DROP_ROWS),
+        ).fetchall()
+        self._next = keys[-1][0] + 1 if len(keys) == DROP_ROWS else None
+        if keys:
+            connection.execute(
+                "UPDATE message SET flags = flags | 512"
+                " WHERE key BETWEEN ? AND ? AND expires_at IS NOT NULL",
+                (self._first, keys[-1][0]),
+            )
+
+    def _go_on(self) -> None:
+        self._first = self._next
+        if self._first is None:
+            self._index.counters.expiring = MARKED
+            self._index._settled(self, 0)
+        else:
+            self._index._database.put(self)
+
+
 class QueueIndex:
     def __init__(
         self, database: Database, store: MessageStore, queue_id: int, counters: Counters
@@ -112,8 +169,12 @@ class QueueIndex:
         self._base = queue_id << SEQ_BITS
         self._queue_id = queue_id
         self.counters = counters
-        # Told how many rows that were handed over are done with: credit for more.
-        self.granted: Callable[[int], None] = lambda rows: None
+        # Rows with an expiry are written so that ``read_due`` finds them.
+        self.is_exact = False
+        # Told what was spent on writes that are done with: credit for more.
+        self.granted: Callable[[int], None] = lambda cost: None
+        # Rows handed over whose commit has not ended, those included that were taken back.
+        self.uncommitted_rows = 0
         # Handed over and not yet part of a commit.
         self._unwritten: dict[int, Message] = {}
         # Operations that are not on disk yet, with the first and last position they touch: a
@@ -131,15 +192,18 @@ class QueueIndex:
         messages: Iterable[Message],
         expires_at_ms: int | None,
         committed: Callable[[], None] | None,
+        cost: int = 0,
     ) -> None:
         """Write a run, positions ascending.
 
-        ``committed`` is called when what was not taken back of it is on disk.
+        ``committed`` is called when what was not taken back of it is on disk; what it ``cost`` is
+        then granted.
         """
         self._unwritten.update(zip(seq_ids, messages, strict=True))
         if seq_ids[-1] >= self.counters.next_seq:
             self.counters.next_seq = seq_ids[-1] + 1
-        write = _Write(self, seq_ids, expires_at_ms, committed)
+        self.uncommitted_rows += len(seq_ids)
+        write = _Write(self, seq_ids, expires_at_ms, committed, cost)
         self._under_way[write] = (seq_ids[0], seq_ids[-1])
         self._database.put(write)
 
@@ -147,6 +211,12 @@ class QueueIndex:
     def embed_below(self) -> int:
         """From this size on, body and header together, a body is kept apart [107]."""
         return self._store.embed_below
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Of what no commit has taken yet."""
+        waiting = self._unwritten.values()
+        return sum([len(message.header) + len(message.body) for message in waiting])
 
     def reserve(self, message: Message) -> int:
         """The id under which a large body will be written."""
@@ -175,23 +245,18 @@ class QueueIndex:
         """Write and remove within a commit that begins now; runs as (positions, messages, expiry).
 
         What is removed was written by an earlier commit, or by this one: all that was put before
-        has been gathered before.
+        has been gathered before. No read need wait for it: what it writes is not ready before it
+        has ended, and what it removes is pending until then.
         """
-        token = object()
-        touched = [row[0] for row in removed]
         for seq_ids, messages, expires_at_ms in runs:
             self._unwritten.update(zip(seq_ids, messages, strict=True))
             if seq_ids[-1] >= self.counters.next_seq:
                 self.counters.next_seq = seq_ids[-1] + 1
             self._gather_rows(seq_ids, expires_at_ms, batch)
-            touched += (seq_ids[0], seq_ids[-1])
         if removed:
             self._unremoved += len(removed)
             self._unremoved_bytes += sum([row[1] for row in removed])
             self._gather_removed(removed, batch)
-        if touched:
-            self._under_way[token] = (min(touched), max(touched))
-            batch.after.append(partial(self._settled, token, 0))
 
     def remove_range(self, first: int, last: int, keep: Collection[int] = ()) -> None:
         """Remove whatever is there from ``first`` to ``last``, but not ``keep``."""
@@ -217,15 +282,26 @@ class QueueIndex:
         self.counters.messages -= messages
         self.counters.bytes -= size
 
-    def _settled(self, operation: object, rows: int) -> None:
+    def _settled(self, operation: object, cost: int) -> None:
         del self._under_way[operation]
-        if rows:
-            self.granted(rows)
+        if cost:
+            self.granted(cost)
 
     def delivered(self, seq_id: int) -> None:
         """Remember how far deliveries went; written with the next commit of this queue."""
         if seq_id > self.counters.delivered:
             self.counters.delivered = seq_id
+
+    def save_delivery_counts(self, counts: Iterable[tuple[int, int]]) -> None:
+        """Remember how often messages, given as (position, count), came back."""
+        for seq_id, count in counts:
+            # After all that was put before: the row is there, unless it was never to be written.
+            self._database.put_lazily(
+                Statement(
+                    "UPDATE message SET delivery_count = ? WHERE key = ?",
+                    (count, self._base + seq_id),
+                )
+            )
 
     def save_counters(self) -> None:
         self._database.put(_Count(self))
@@ -240,6 +316,7 @@ class QueueIndex:
             + sum([len(message.body) for message in self._unwritten.values()])
             - self._unremoved_bytes,
             counters.delivered,
+            counters.expiring,
         )
 
     def _gather_rows(self, seq_ids: Sequence[int], expires_at_ms: int | None, batch: Batch) -> None:
@@ -247,6 +324,7 @@ class QueueIndex:
         parameters = batch.messages
         base, store = self._base, self._store
         embed_below = store.embed_below
+        marks = _EXACT if self.is_exact and expires_at_ms is not None else 0
         count = size = written = 0
         for seq_id in seq_ids:
             message = pop(seq_id, None)
@@ -268,7 +346,9 @@ class QueueIndex:
             parameters += (
                 base + seq_id,
                 length,
-                message.needs | _PERSISTENT if message.persistent else message.needs,
+                message.needs | marks | _PERSISTENT
+                if message.persistent
+                else message.needs | marks,
                 expires_at_ms,
                 message.envelope,
                 _short_strings(message.extra_keys) if message.extra_keys else None,
@@ -282,6 +362,8 @@ class QueueIndex:
         batch.bytes += written + count * ROW_OVERHEAD
         self.counters.messages += count
         self.counters.bytes += size
+        if expires_at_ms is not None and not (marks and self.counters.expiring == MARKED):
+            self.counters.expiring = MARKED if marks and not self.counters.expiring else 1
         self._gather_counters(batch)
 
     def _gather_removed(self, removed: Collection[tuple[int, int, int]], batch: Batch) -> None:
@@ -290,11 +372,16 @@ class QueueIndex:
         size = sum([row[1] for row in removed])
         self.counters.messages -= len(removed)
         self.counters.bytes -= size
+        if not self.counters.messages:
+            self.counters.expiring = 0
         self._unremoved -= len(removed)
         self._unremoved_bytes -= size
-        for _, _, body_id in removed:
+        for _, length, body_id in removed:
             if body_id:
+                size -= length
+                batch.freed_apart_bytes += length
                 self._store.drop_reference(body_id, batch)
+        batch.freed_bytes += size
         batch.rows += len(removed)
         self._gather_counters(batch)
 
@@ -306,6 +393,7 @@ class QueueIndex:
             counters.messages,
             counters.bytes,
             counters.delivered,
+            counters.expiring,
         )
 
     # --- reading ---------------------------------------------------------------------------------
@@ -316,10 +404,29 @@ class QueueIndex:
         rows = await self._database.read_patiently(
             _select_positions, self._base + first, self._base + end, limit
         )
-        return [
-            Position(key & _SEQ_MASK, size, bool(flags & _PERSISTENT), expires_at_ms, body_id)
-            for key, size, flags, expires_at_ms, body_id in rows
-        ]
+        return [_position(row) for row in rows]
+
+    async def read_due(
+        self, first: int, end: int, now_ms: int, limit: int
+    ) -> tuple[list[Position], int | None]:
+        """Of an exact queue: what is due from ``first``, before ``end``, in order of due time; and
+        when the next is."""
+        await self._wait_on_disk(first, end - 1)
+        rows = await self._database.read_patiently(
+            _select_due, self._base + first, self._base + end, limit + 1
+        )
+        found = [_position(row) for row in rows]
+        due = [each for each in found[:limit] if (each.expires_at_ms or 0) <= now_ms]
+        return due, found[len(due)].expires_at_ms if len(due) < len(found) else None
+
+    def mark_exact(self) -> None:
+        """Rows that were written before the queue was exact are to be found, too."""
+        self.is_exact = True
+        if self.counters.expiring == MARKED:
+            return
+        mark = _Mark(self)
+        self._under_way[mark] = (0, _SEQ_MASK)
+        self._database.put(mark)
 
     async def read_messages(
         self, first: int, last: int, limit: int, max_bytes: int
@@ -344,10 +451,27 @@ def _select_positions(
     connection: sqlite3.Connection, first: int, end: int, limit: int
 ) -> list[Any]:
     return connection.execute(
-        "SELECT key, size, flags, expires_at, body_id FROM message"
+        "SELECT key, size, flags, expires_at, body_id, delivery_count FROM message"
         " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
         (first, end, limit),
     ).fetchall()
+
+
+def _select_due(connection: sqlite3.Connection, first: int, end: int, limit: int) -> list[Any]:
+    # The conditions are those of the index message_expiry, or it is not used.
+    return connection.execute(
+        "SELECT key, size, flags, expires_at, body_id, delivery_count FROM message"
+        " WHERE key >> 40 = ? AND expires_at IS NOT NULL AND flags & 512"
+        " AND key >= ? AND key < ? ORDER BY expires_at LIMIT ?",
+        (first >> SEQ_BITS, first, end, limit),
+    ).fetchall()
+
+
+def _position(row: tuple[Any, ...]) -> Position:
+    key, size, flags, expires_at_ms, body_id, returned = row
+    return Position(
+        key & _SEQ_MASK, size, bool(flags & _PERSISTENT), expires_at_ms, body_id, returned
+    )
 
 
 def _select_messages(

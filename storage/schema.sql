@@ -21,6 +21,14 @@ CREATE TABLE queue (
     arguments   BLOB NOT NULL
 );
 
+-- The messages of a queue with priorities: those of priority 0 are under its own id, those of
+-- another, once it was used, under one more. A row goes with that of its queue.
+CREATE TABLE sub_queue (
+    id       INTEGER PRIMARY KEY,       -- as queue.id
+    queue_id INTEGER NOT NULL,
+    priority INTEGER NOT NULL
+);
+
 CREATE TABLE binding (
     source      TEXT NOT NULL,          -- exchange
     kind        TEXT NOT NULL,          -- of the destination: 'queue' or 'exchange'
@@ -38,13 +46,15 @@ CREATE TABLE parameter (
     PRIMARY KEY (component, name)
 ) WITHOUT ROWID;
 
--- One row per queue, written in each commit the queue took part in: a start reads only these.
+-- One row per queue or sub-queue, written in each commit the queue took part in: a start reads only these.
 CREATE TABLE counter (
     queue_id  INTEGER PRIMARY KEY,
     next_seq  INTEGER NOT NULL,         -- no message of the queue has this position or a later one
     messages  INTEGER NOT NULL,         -- rows in message
     bytes     INTEGER NOT NULL,         -- sum of their body sizes
-    delivered INTEGER NOT NULL          -- highest position ever delivered, -1 if none
+    delivered INTEGER NOT NULL,         -- highest position ever delivered, -1 if none
+    expiring  INTEGER NOT NULL DEFAULT 0    -- 1: some of its messages may have an expiry;
+                                            -- 2: they are marked (message.flags 512)
 );
 
 -- The queue index: positions of all queues, with small bodies embedded.
@@ -63,7 +73,8 @@ CREATE TABLE message (
 );
 
 -- Only rows of queues that let go of messages the moment they expire: others cost nothing.
-CREATE INDEX message_expiry ON message (expires_at) WHERE expires_at IS NOT NULL AND flags & 512;
+CREATE INDEX message_expiry ON message (key >> 40, expires_at)
+    WHERE expires_at IS NOT NULL AND flags & 512;
 
 -- The message store: large bodies, once each, however many queues hold the message.
 CREATE TABLE body (

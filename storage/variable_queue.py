@@ -16,8 +16,8 @@ different things. The index row carries the message, so a beta is always what Ra
 gamma.
 
 Reading is asked for ahead of need, in chunks bounded by number and bytes, and never waited for:
-``fetch`` answers LOADING, and ``wake`` is called when the read is done. Positions are read a
-segment at a time, messages a chunk at a time. While positions are read the front of the delta
+``fetch`` answers LOADING, and ``wake`` is called when the read is done. Positions are read two
+thousand at a time, messages a chunk at a time. While positions are read the front of the delta
 stands still (its rear may grow); publishes, acks, requeues and purges go on, and a purge makes
 the read void.
 
@@ -35,7 +35,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
 from leveret.protocol.message import Message
@@ -51,6 +51,7 @@ from leveret.storage.backing_queue import (
     Run,
 )
 from leveret.storage.database import Batch
+from leveret.storage.exact_expiry import ExactExpiry
 from leveret.storage.memory_use import INFINITY, MemoryUse, permitted_beta_count
 from leveret.storage.msg_status import (
     Delta,
@@ -59,7 +60,7 @@ from leveret.storage.msg_status import (
     next_segment_boundary,
     place_of,
 )
-from leveret.storage.queue_index import Position, QueueIndex
+from leveret.storage.queue_index import CREDIT_BITS, Position, QueueIndex
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ SEGMENT_SIZE = 16_384
 IO_BATCH_SIZE = 4_096
 READ_MESSAGES = 256
 READ_BYTES = 1 << 20
+# Positions that are read at once: a whole segment of them would be a pause for everybody.
+READ_POSITIONS = 2_048
 # Paging moves so many messages at most before other work gets its turn.
 PAGING_STEP = 2_000
 
@@ -103,15 +106,15 @@ class VariableQueue:
         make_transient_index: Callable[[], QueueIndex],
         now: Callable[[], float],
         *,
-        spend: Callable[[int], None] = lambda rows: None,
+        spend: Callable[[int], None] = lambda cost: None,
         is_clean: bool = True,
         is_lazy: bool = False,
         segment_size: int = SEGMENT_SIZE,
     ) -> None:
         """``index`` is None for a queue that is not durable.
 
-        ``spend`` is told how many rows were handed to the store: they cost credit. ``is_clean``:
-        the broker was stopped in order, so it is known what had been delivered.
+        ``spend`` is told what rows that were handed to the store cost, in credit. ``is_clean``: the
+        broker was stopped in order, so it is known what had been delivered.
         """
         self._wake = wake
         self._index = index
@@ -154,6 +157,16 @@ class VariableQueue:
         # Paging is not done: go on when woken.
         self._has_to_page = False
         self._is_terminated = False
+        # Reads pending messages that had left memory, to be dead-lettered.
+        self._pending_read: asyncio.Task[None] | None = None
+        # When messages are due, wherever they stand; None unless the queue is exact.
+        self._exact: ExactExpiry | None = None
+        # Taken from the delta because they are due, as (due, position), and not yet given out.
+        self._due_taken: list[tuple[int, int]] = []
+        # Some message may have an expiry; until the queue is seen empty.
+        self._may_expire = False
+        # How often those that were returned and counted came back.
+        self._returns: dict[int, int] = {}
         self.disk_reads = 0
         # Counted, but not found on disk: a damaged file, or a mistake of ours.
         self.lost = 0
@@ -174,6 +187,7 @@ class VariableQueue:
             delta.start, delta.end = 0, totals.next_seq
             delta.count, delta.bytes = totals.messages, totals.bytes
             self._len, self._ready_bytes = totals.messages, totals.bytes
+            self._may_expire = bool(totals.expiring)
 
     # --- publishing ------------------------------------------------------------------------------
 
@@ -192,19 +206,21 @@ class VariableQueue:
         else:
             rear = self.q1 if self.q3 or self.delta.count else self.q4
             rear.extend(statuses)
+            if self._exact is not None:
+                self._exact.add(statuses)
             self.ram_count += len(statuses)
             self._ram_bytes += size
         self._maybe_page(len(statuses))
 
     def publish_delivered(
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
-    ) -> int:
+    ) -> Sequence[int]:
         statuses = self._take_in(messages, confirm, expires_at_ms)
         self.memory.count_out(len(statuses))
         self._note_delivered(statuses[-1].seq_id)
         self._add_pending(statuses)
         self._maybe_page(len(statuses))
-        return statuses[0].seq_id
+        return range(statuses[0].seq_id, statuses[-1].seq_id + 1)
 
     def discard(self, messages: Sequence[Message], confirm: Confirm | None) -> None:
         if confirm is not None:
@@ -267,6 +283,8 @@ class VariableQueue:
         first = self._next_seq
         self._next_seq = first + len(messages)
         self.memory.count_in(len(messages))
+        if expires_at_ms is not None:
+            self._may_expire = True
         if self._index is None:
             return [
                 MsgStatus(seq_id, message, len(message.body), expires_at_ms, False, False)
@@ -309,14 +327,19 @@ class VariableQueue:
     ) -> None:
         """Hand a run, positions ascending, with one expiry, to an index."""
         messages = [status.message for status in statuses if status.message is not None]
-        index.write(
-            [status.seq_id for status in statuses], messages, statuses[0].expires_at_ms, committed
-        )
+        cost = len(statuses)
         embed_below = index.embed_below
+        # What is smaller than this is neither kept apart nor costs more than its row.
+        small = min(embed_below, 1 << CREDIT_BITS)
         for status, message in zip(statuses, messages, strict=True):
-            if status.size + len(message.header) >= embed_below:
-                status.body_id = index.reserve(message)
-        self._spend(len(statuses))
+            size = status.size + len(message.header)
+            if size >= small:
+                cost += size >> CREDIT_BITS
+                if size >= embed_below:
+                    status.body_id = index.reserve(message)
+        seq_ids = [status.seq_id for status in statuses]
+        index.write(seq_ids, messages, statuses[0].expires_at_ms, committed, cost)
+        self._spend(cost)
 
     def _reserve_body(self, index: QueueIndex, status: MsgStatus) -> None:
         message = status.message
@@ -513,6 +536,9 @@ class VariableQueue:
                 settled.append(status)
                 size += status.size
         self._pending_bytes -= size
+        if self._returns:
+            for status in settled:
+                self._returns.pop(status.seq_id, None)
         if self._is_reading_positions:
             self._settled_meanwhile.update([status.seq_id for status in settled])
         return settled
@@ -530,8 +556,66 @@ class VariableQueue:
         if transient and self._transient is not None:
             self._transient.remove(transient)
 
+    def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
+        absent = [self.disk_pending[seq_id] for seq_id in seq_ids if seq_id in self.disk_pending]
+        if absent:
+            if self._pending_read is None:
+                self._pending_read = asyncio.get_running_loop().create_task(
+                    self._read_pending(absent)
+                )
+            return LOADING
+        known = [self.ram_pending[seq_id] for seq_id in seq_ids if seq_id in self.ram_pending]
+        return [
+            _make_entry((status.seq_id, status.message, True, status.expires_at_ms))
+            for status in known
+            if status.message is not None
+        ]
+
+    async def _read_pending(self, absent: list[MsgStatus]) -> None:
+        """Back into memory, one by one: few clients reject what they have held for so long."""
+        try:
+            for status in absent:
+                index = self._index if status.is_persistent else self._transient
+                assert index is not None
+                found = await index.read_messages(status.seq_id, status.seq_id, 1, 1)
+                if self.disk_pending.get(status.seq_id) is not status:
+                    continue
+                del self.disk_pending[status.seq_id]
+                if found:
+                    status.message = found[0][1]
+                    self.ram_pending[status.seq_id] = status
+                else:
+                    log.error("a message that was delivered is not on disk (%r)", status)
+                    self.lost += 1
+                    self._pending_bytes -= status.size
+        finally:
+            self._pending_read = None
+            if not self._is_terminated:
+                self._wake()
+
+    def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
+        counts = [self._returns.get(seq_id, 0) + 1 for seq_id in seq_ids]
+        self._returns.update(zip(seq_ids, counts, strict=True))
+        if self._index is not None:
+            lasting = [
+                (seq_id, count)
+                for seq_id, count in zip(seq_ids, counts, strict=True)
+                if self._is_lasting(seq_id)
+            ]
+            self._index.save_delivery_counts(lasting)
+        return counts
+
+    def _is_lasting(self, seq_id: int) -> bool:
+        status = self.ram_pending.get(seq_id) or self.disk_pending.get(seq_id)
+        return status is not None and status.is_persistent
+
+    def delivery_count(self, seq_id: int) -> int:
+        return self._returns.get(seq_id, 0)
+
     def requeue(self, seq_ids: Collection[int]) -> None:
+        returns = {seq_id: self._returns[seq_id] for seq_id in seq_ids if seq_id in self._returns}
         settled = self._take_pending(seq_ids)
+        self._returns.update(returns)
         if not settled:
             return
         settled.sort(key=attrgetter("seq_id"))
@@ -573,6 +657,8 @@ class VariableQueue:
         self.ram_count += len(in_memory)
         self._ram_bytes += sum(in_memory)
         self._ahead_bytes += sum([status.size for status in betas if status.message is not None])
+        if self._exact is not None:
+            self._exact.add(statuses)
         merge_into(self.q4, alphas)
         merge_into(self.q3, betas)
 
@@ -581,7 +667,13 @@ class VariableQueue:
         self._write_transients(statuses)
         for status in statuses:
             status.message = None
+        self._add_to_delta(statuses)
+
+    def _add_to_delta(self, statuses: Iterable[MsgStatus]) -> None:
+        for status in statuses:
             self.delta.add(status)
+        if self._exact is not None:
+            self._exact.add_to_delta(statuses)
 
     # --- purge and the end -----------------------------------------------------------------------
 
@@ -635,9 +727,10 @@ class VariableQueue:
     def _end(self) -> None:
         self._is_terminated = True
         self._read_is_void = True
-        if self._read is not None:
-            # Or it would ask a database that was closed meanwhile.
-            self._read.cancel()
+        for read in (self._read, self._pending_read):
+            if read is not None:
+                # Or it would ask a database that was closed meanwhile.
+                read.cancel()
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -680,17 +773,26 @@ class VariableQueue:
                 self._wake()
 
     async def _deltas_to_betas(self) -> None:
-        """maybe_deltas_to_betas: the positions of one segment, to the rear of q3 [113]."""
+        """maybe_deltas_to_betas: the next positions, to the rear of q3 [113].
+
+        A segment of them, or a part of one: what follows is read when it is wanted.
+        """
         delta = self.delta
         first, end = delta.start, delta.end
+        limit = min(self._segment_size, READ_POSITIONS)
         found: list[MsgStatus] = []
         self._is_reading_positions = True
         self._settled_meanwhile = set()
         try:
             for index in (self._index, self._transient):
                 if index is not None:
-                    positions = await index.read_positions(first, end, self._segment_size)
+                    positions = await index.read_positions(first, end, limit)
                     found += [_loaded(position, index is self._index) for position in positions]
+                    self._returns.update(
+                        (each.seq_id, each.delivery_count)
+                        for each in positions
+                        if each.delivery_count
+                    )
         finally:
             self._is_reading_positions = False
             later, self._requeue_later = self._requeue_later, []
@@ -700,16 +802,20 @@ class VariableQueue:
             self._put_back(sorted(later, key=attrgetter("seq_id")))
             return
         found.sort(key=attrgetter("seq_id"))
-        del found[self._segment_size :]
-        # Less than a segment: that was all up to ``end``, though more may have come behind it.
-        delta.start = found[-1].seq_id + 1 if len(found) == self._segment_size else end
-        not_ready = (
-            self.ram_pending.keys(),
-            self.disk_pending.keys(),
-            self._settled_meanwhile,
-        )
-        loaded = [s for s in found if not any(s.seq_id in seq_ids for seq_ids in not_ready)]
+        del found[limit:]
+        # Fewer than asked for: that was all up to ``end``, though more may have come behind it.
+        delta.start = found[-1].seq_id + 1 if len(found) == limit else end
+        in_ram, on_disk, settled = self.ram_pending, self.disk_pending, self._settled_meanwhile
+        loaded = [
+            status
+            for status in found
+            if status.seq_id not in in_ram
+            and status.seq_id not in on_disk
+            and status.seq_id not in settled
+        ]
         self.q3.extend(loaded)
+        if self._exact is not None:
+            self._exact.add(loaded)
         delta.count -= len(loaded)
         delta.bytes -= sum([status.size for status in loaded])
         delta.transient -= sum([not status.is_persistent for status in loaded])
@@ -765,6 +871,151 @@ class VariableQueue:
             self.q3.remove(head)
             self._len -= 1
             self._ready_bytes -= head.size
+
+    # --- exact expiry ----------------------------------------------------------------------------
+
+    def set_exact(self, *, is_exact: bool) -> None:
+        if is_exact == (self._exact is not None):
+            return
+        for index in (self._index, self._transient):
+            if index is not None:
+                index.is_exact = is_exact
+        if not is_exact:
+            self._exact = None
+            return
+        self._exact = ExactExpiry()
+        self._exact.rebuild(self._statuses())
+        if self._may_expire:
+            # Rows may be unmarked, by a life in which the queue was not exact.
+            for index in (self._index, self._transient):
+                if index is not None:
+                    index.mark_exact()
+            if self.delta.count:
+                self._exact.note_delta_due(0)
+
+    def _statuses(self) -> Iterable[MsgStatus]:
+        return chain(self.q4, self.q3, self.q2, self.q1)
+
+    def next_due_ms(self) -> int | None:
+        if self._due_taken:
+            return self._due_taken[0][0]
+        return None if self._exact is None else self._exact.next_ms()
+
+    def take_due(self, now_ms: int, limit: int) -> list[int] | Loading:
+        exact = self._exact
+        if exact is None:
+            # What was taken while it was exact is still to be given out.
+            taken, self._due_taken = sorted(self._due_taken), []
+            return [seq_id for _, seq_id in taken]
+        if self._read is not None:
+            # What is being read must stay where it is.
+            self._owes_wake = True
+            return LOADING
+        if not self._due_taken and exact.delta_due_ms is not None and exact.delta_due_ms <= now_ms:
+            if self.delta.count:
+                self._owes_wake = True
+                self._read = asyncio.get_running_loop().create_task(
+                    self._read_due(exact, now_ms, limit)
+                )
+                return LOADING
+            exact.delta_due_ms = None
+        statuses = []
+        due: list[tuple[int, int]] = []
+        while not due and (popped := exact.pop_due(now_ms, limit)):
+            for entry in popped:
+                status = self._pull_out(entry[1])
+                if status is not None and status.expires_at_ms == entry[0]:
+                    statuses.append(status)
+                    due.append(entry)
+        for status in self._took(statuses):
+            self._add_due(status)
+        if exact.is_stale(self._len - self.delta.count):
+            exact.rebuild(self._statuses())
+        taken, self._due_taken = sorted(due + self._due_taken), []
+        self._mend_order()
+        return [seq_id for _, seq_id in taken]
+
+    def _add_due(self, status: MsgStatus) -> None:
+        pending = self.disk_pending if status.message is None else self.ram_pending
+        pending[status.seq_id] = status
+        self._pending_bytes += status.size
+        self.memory.count_ack_in(1)
+
+    def _pull_out(self, seq_id: int) -> MsgStatus | None:
+        """Take a message out of the queue it stands in, if it stands in any."""
+        for queue in (self.q4, self.q3, self.q2, self.q1):
+            if queue and queue[0].seq_id <= seq_id <= queue[-1].seq_id:
+                place = place_of(seq_id, queue)
+                if queue[place].seq_id == seq_id:
+                    status = queue[place]
+                    del queue[place]
+                    if queue is self.q3 and status.message is not None:
+                        self._ahead_bytes -= status.size
+                    return status
+        return None
+
+    def _mend_order(self) -> None:
+        """After messages left from the middle: q2 needs a delta before it, q1 something on disk."""
+        if not self.delta.count and self.q2:
+            self.q3.extend(self.q2)
+            self.q2.clear()
+        if not self.q3 and not self.delta.count:
+            self._q1_to_q4()
+
+    async def _read_due(self, exact: ExactExpiry, now_ms: int, limit: int) -> None:
+        """What is due in the delta becomes pending, on disk as it is."""
+        self._read_is_void = False
+        delta = self.delta
+        first, end = delta.start, delta.end
+        found: list[MsgStatus] = []
+        nexts: list[int] = []
+        exact.delta_due_ms = None
+        self._is_reading_positions = True
+        self._settled_meanwhile = set()
+        # Those that are pending have rows, too, which may come first.
+        enough = limit + len(self.ram_pending) + len(self.disk_pending)
+        try:
+            try:
+                for index in (self._index, self._transient):
+                    if index is not None:
+                        positions, next_ms = await index.read_due(first, end, now_ms, enough)
+                        nexts += () if next_ms is None else (next_ms,)
+                        found += [_loaded(each, index is self._index) for each in positions]
+            finally:
+                self._is_reading_positions = False
+                later, self._requeue_later = self._requeue_later, []
+            self.disk_reads += 1
+            if not self._read_is_void:
+                for status in found:
+                    seq_id = status.seq_id
+                    if not (
+                        seq_id in self.ram_pending
+                        or seq_id in self.disk_pending
+                        or seq_id in self._settled_meanwhile
+                    ):
+                        self._take_from_delta(status)
+                for each in nexts:
+                    exact.note_delta_due(each)
+                if delta.count <= 0:
+                    self._correct_count()
+                    delta.clear()
+            self._put_back(sorted(later, key=attrgetter("seq_id")))
+            self._mend_order()
+        finally:
+            self._read = None
+            if self._owes_wake and not self._is_terminated:
+                self._owes_wake = False
+                self._wake()
+
+    def _take_from_delta(self, status: MsgStatus) -> None:
+        delta = self.delta
+        delta.count -= 1
+        delta.bytes -= status.size
+        delta.transient -= not status.is_persistent
+        self._len -= 1
+        self._ready_bytes -= status.size
+        self._add_due(status)
+        self._due_taken.append((status.expires_at_ms or 0, status.seq_id))
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -855,8 +1106,7 @@ class VariableQueue:
         while len(moved) < quota and self.q2:
             moved.append(self.q2.popleft())
         self._page_out(moved)
-        for status in moved:
-            self.delta.add(status)
+        self._add_to_delta(moved)
         self.paged_out += len(moved)
         return quota - len(moved)
 
@@ -870,8 +1120,7 @@ class VariableQueue:
             self._page_out(rear)
             self.q2.clear()
             self.q1.clear()
-            for status in rear:
-                self.delta.add(status)
+            self._add_to_delta(rear)
             self.push_q4(len(self.q4))
             self.push_betas_to_deltas(len(self.q3))
         self.is_lazy = is_lazy
@@ -891,6 +1140,7 @@ class VariableQueue:
             return
         if self._transient is None:
             self._transient = self._make_transient_index()
+            self._transient.is_exact = self._exact is not None
         transient.sort(key=attrgetter("seq_id"))
         for _, run in groupby(transient, key=attrgetter("expires_at_ms")):
             self._write(self._transient, list(run), None)
@@ -910,6 +1160,13 @@ class VariableQueue:
 
     def depth(self) -> int:
         return self._len + len(self.ram_pending) + len(self.disk_pending)
+
+    @property
+    def may_expire(self) -> bool:
+        # Those that are pending may come back.
+        if self._may_expire and not self.depth():
+            self._may_expire = False
+        return self._may_expire
 
     @property
     def ready_bytes(self) -> int:

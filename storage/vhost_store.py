@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from leveret.storage.database import SEQ_BITS, Barrier, Database, RangeDrop, Statement
+from leveret.storage.database import PATIENCE_S, SEQ_BITS, Barrier, Database, RangeDrop, Statement
 from leveret.storage.definitions import Definitions, DefinitionStore
+from leveret.storage.folder_sync import sync_folder
 from leveret.storage.message_store import MessageStore
 from leveret.storage.migrations import SCHEMA_VERSION, UnknownVersion, check_version, migrate
+from leveret.storage.priority_queue import PriorityQueue
 from leveret.storage.queue_index import Counters, QueueIndex
 from leveret.storage.variable_queue import VariableQueue
 
@@ -43,15 +45,18 @@ class StoreSettings(NamedTuple):
     synchronous: str
     # Messages smaller than this stand in the queue index.
     embed_below: int
+    # How long a stop waits for a disk on which commits only fail.
+    patience_s: float = PATIENCE_S
 
 
 def file_stem(vhost: str) -> str:
     """A file name that shows the virtual host's; the file itself knows it exactly."""
     # A virtual host "a.transient" must not get the name of the second file of "a".
-    stem = quote(vhost, safe="").replace(".transient", "%2Etransient")
+    stem = quote(vhost, safe="", errors="surrogateescape").replace(".transient", "%2Etransient")
     if len(stem) <= _NAME_MAX:
         return stem
-    return stem[:_NAME_MAX] + "-" + hashlib.sha256(vhost.encode()).hexdigest()[:16]
+    raw = vhost.encode("utf-8", "surrogateescape")
+    return stem[:_NAME_MAX] + "-" + hashlib.sha256(raw).hexdigest()[:16]
 
 
 class VhostStore:
@@ -64,7 +69,10 @@ class VhostStore:
         now: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
         on_trouble: Callable[[Exception | None], None],
+        on_damage: Callable[[Path, Exception], None] = lambda path, error: None,
     ) -> None:
+        """``on_damage`` is called with a file that is damaged or gone: no more comes of it, and
+        who waits for it waits until the store is abandoned."""
         self._vhost = vhost
         self._settings = settings
         self._on_trouble = on_trouble
@@ -83,6 +91,7 @@ class VhostStore:
             schema=schema,
             synchronous=settings.synchronous.upper(),
             on_trouble=partial(self._trouble, "persistent"),
+            on_damage=lambda error: on_damage(self.database.path, error),
             sleep=sleep,
         )
         self._transient = Database(
@@ -90,6 +99,7 @@ class VhostStore:
             schema=schema,
             synchronous="OFF",
             on_trouble=partial(self._trouble, "transient"),
+            on_damage=lambda error: on_damage(self._transient.path, error),
             sleep=sleep,
         )
         self.definitions = DefinitionStore(self.database)
@@ -103,6 +113,10 @@ class VhostStore:
         self._free: list[int] = []
         self._next_id = 1
         self._indexes: dict[int, QueueIndex] = {}
+        # Of durable queues with priorities: under which ids they are, by priority, but for 0.
+        self._sub_ids: dict[int, dict[int, int]] = {}
+        # What sub-queues have on disk, until they are made.
+        self._sub_counters: dict[int, Counters] = {}
         # Ids under which a queue's paged-out messages are in the transient file.
         self._transient_ids: dict[int, list[int]] = {}
 
@@ -119,21 +133,26 @@ class VhostStore:
             found = await self.database.call_writer(_read_meta)
             await self._bring_up_to_date(found.get("schema_version"))
             self.is_clean = bool(found.get("clean"))
-            await self.database.call_writer(_mark_clean, 0)
             next_body = await self.database.call_writer(_next_body_id)
             definitions = await self.definitions.load()
+            # The first thing that is written: of a damaged file all is as it was found.
+            await self.database.call_writer(_mark_clean, 0)
             await self._drop_orphans(definitions)
         except sqlite3.Error as error:
             await self.database.abandon()
             raise StoreError(
                 f"{self.database.path} cannot be read: {error}. Nothing in it was changed. Restore"
-                " it from a backup, or move it away to start without it."
+                " a backup, or move it aside (leveret check --move-aside) to start without what it"
+                " holds."
             ) from error
         except StoreError:
             await self.database.abandon()
             raise
         self._bodies = MessageStore(self._settings.embed_below, next_body)
-        self._ids |= {queue.id for queue in definitions.queues}
+        self._ids |= definitions.queue_ids
+        for sub in definitions.sub_queues:
+            self._sub_ids.setdefault(sub.queue_id, {})[sub.priority] = sub.id
+            self._sub_counters[sub.id] = sub.counters
         self._next_id = max(self._ids, default=0) + 1
         self._free = [each for each in range(1, self._next_id) if each not in self._ids]
         return definitions
@@ -157,7 +176,8 @@ class VhostStore:
 
     async def _drop_orphans(self, definitions: Definitions) -> None:
         """Rows of queues that were deleted just before the end; bit by bit, in the background."""
-        known = {queue.id for queue in definitions.queues}
+        await self.database.call_writer(_drop_stray_sub_queues)
+        known = definitions.queue_ids
         for queue_id in await self.database.call_writer(_counted_queues):
             if queue_id not in known:
                 self._ids.add(queue_id)
@@ -218,16 +238,60 @@ class VhostStore:
             is_lazy=is_lazy,
         )
 
+    def make_priority_queue(
+        self,
+        max_priority: int,
+        queue_id: int,
+        counters: Counters,
+        wake: Callable[[], None],
+        spend: Callable[[int], None],
+        granted: Callable[[int], None],
+        *,
+        is_durable: bool,
+        is_clean: bool,
+        is_lazy: bool,
+    ) -> PriorityQueue:
+        """As ``make_queue``; each priority that is used, but for 0, gets an id of its own."""
+        sub_ids = self._sub_ids.setdefault(queue_id, {}) if is_durable else {}
+
+        def make(priority: int) -> VariableQueue:
+            own_id, own_counters = queue_id, counters
+            if priority and is_durable:
+                if priority not in sub_ids:
+                    sub_ids[priority] = self.take_queue_id()
+                    # In the file before any of its messages: operations keep their order.
+                    self.definitions.save_sub_queue(sub_ids[priority], queue_id, priority)
+                own_id = sub_ids[priority]
+                own_counters = self._sub_counters.pop(own_id, Counters())
+            return self.make_queue(
+                own_id,
+                own_counters,
+                wake,
+                spend,
+                granted,
+                is_durable=is_durable,
+                is_clean=is_clean,
+                is_lazy=is_lazy,
+            )
+
+        return PriorityQueue(max_priority, make, (0, *sub_ids) if is_durable else ())
+
     def forget_queue(self, queue_id: int, *, is_durable: bool) -> None:
         """The queue is deleted: its row goes with the next commit, its messages after it."""
-        self._indexes.pop(queue_id, None)
-        for own_id in self._transient_ids.pop(queue_id, ()):
-            self._drop_transient(own_id)
-        if is_durable:
-            self.definitions.delete_queue(queue_id)
-            self._drop_rows(queue_id)
-        else:
+        sub_ids = self._sub_ids.pop(queue_id, {}).values()
+        for each in (queue_id, *sub_ids):
+            self._indexes.pop(each, None)
+            self._sub_counters.pop(each, None)
+            for own_id in self._transient_ids.pop(each, ()):
+                self._drop_transient(own_id)
+        if not is_durable:
             self._free_id(queue_id)
+            return
+        self.definitions.delete_queue(queue_id)
+        if sub_ids:
+            self.definitions.delete_sub_queues(queue_id)
+        for each in (queue_id, *sub_ids):
+            self._drop_rows(each)
 
     def _drop_rows(self, queue_id: int) -> None:
         first, last = queue_id << SEQ_BITS, ((queue_id + 1) << SEQ_BITS) - 1
@@ -261,8 +325,28 @@ class VhostStore:
 
     async def close(self) -> None:
         """Commit what is left and note that the end was in order."""
-        await self.database.close(lambda connection: _mark_clean(connection, 1))
+        await self.database.close(
+            lambda connection: _mark_clean(connection, 1), patience_s=self._settings.patience_s
+        )
         await self._transient.abandon()
+
+    async def abandon(self) -> None:
+        """Close without writing anything more."""
+        await self.database.abandon()
+        await self._transient.abandon()
+        if self._troubled:
+            # Who is not written to is short of nothing.
+            self._troubled.clear()
+            self._on_trouble(None)
+
+    def delete_files(self) -> None:
+        """Delete all there is on disk; the store must not be open."""
+        folder = self.database.path.parent
+        for path in (self.database.path, self._transient.path):
+            for part in ("", "-wal", "-shm"):
+                Path(f"{path}{part}").unlink(missing_ok=True)
+        if folder.exists():
+            sync_folder(folder)
 
     def _trouble(self, file: str, error: Exception | None) -> None:
         """One of two that works again is not both."""
@@ -275,10 +359,15 @@ class VhostStore:
             self._on_trouble(None)
 
     def statistics(self) -> dict[str, object]:
+        indexes = self._indexes.values()
         return {
             "persistent": self.database.numbers,
             "transient": self._transient.numbers,
             "pending_operations": self.database.pending_operations,
+            # Of durable queues: rows whose commit has not ended, and what they hold.
+            "uncommitted_rows": sum([index.uncommitted_rows for index in indexes]),
+            "uncommitted_bytes": self.database.committing_bytes
+            + sum([index.unwritten_bytes for index in indexes]),
         }
 
 
@@ -296,6 +385,11 @@ def _mark_clean(connection: sqlite3.Connection, value: int) -> None:
 def _next_body_id(connection: sqlite3.Connection) -> int:
     (highest,) = connection.execute("SELECT max(id) FROM body").fetchone()
     return (highest or 0) + 1
+
+
+def _drop_stray_sub_queues(connection: sqlite3.Connection) -> None:
+    """Their queue was deleted just before the end; its id may be given to another."""
+    connection.execute("DELETE FROM sub_queue WHERE queue_id NOT IN (SELECT id FROM queue)")
 
 
 def _counted_queues(connection: sqlite3.Connection) -> list[int]:

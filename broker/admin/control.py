@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from leveret.broker.events import ACTING_USER, CLI_USER
+
 log = logging.getLogger(__name__)
 
 SOCKET_FILE = "control.sock"
@@ -178,6 +180,7 @@ class ControlSocket:
         if handler is None:
             known = ", ".join(sorted(self._handlers))
             return {"ok": False, "error": f"unknown command, there are: {known}"}
+        ACTING_USER.set(CLI_USER)
         work = asyncio.ensure_future(handler(request, lambda what: tell({"progress": what})))
         hangup = asyncio.ensure_future(_hangup(reader))
         try:

@@ -1,4 +1,4 @@
-"""What can be asked of a broker that runs: its state, a backup.
+"""What can be asked of a broker that runs: its state, statistics, a backup, a vhost's restart.
 
 Upstream: ``admin/control.py``. Each handler takes a request and what to call with news of its
 progress, and returns what becomes JSON.
@@ -7,6 +7,7 @@ progress, and returns what becomes JSON.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from leveret import __version__
 from leveret.broker.admin.control import Handler, Progress, Refused
+from leveret.broker.admin.parameters import ParameterHandlers
+from leveret.broker.vhosts import VhostError
 from leveret.protocol.twin import COMPILED
 from leveret.storage.backup import WAL_MAX_BYTES, BackupError, back_up
+from leveret.storage.vhost_store import StoreError
 
 if TYPE_CHECKING:
     from leveret.broker.live_vhost import LiveVhost
@@ -32,7 +36,13 @@ class Handlers:
 
     @property
     def by_command(self) -> dict[str, Handler]:
-        return {"status": self._status, "backup": self._back_up}
+        return {
+            "status": self._status,
+            "statistics": self._statistics,
+            "backup": self._back_up,
+            "restart_vhost": self._restart_vhost,
+            **ParameterHandlers(self._broker).by_command,
+        }
 
     async def _status(self, request: Mapping[str, Any], tell: Progress) -> object:
         broker = self._broker
@@ -45,8 +55,17 @@ class Handlers:
             "data": str(broker.settings.data.absolute()),
             "listeners": [listener.statistics() for listener in broker.listeners],
             "connections": len(readers),
+            "loop": broker.loop_monitor.statistics(),
             "vhosts": [_vhost_status(vhost) for vhost in broker.vhosts.values()],
+            "vhosts_down": dict(broker.vhosts.down),
         }
+
+    async def _statistics(self, request: Mapping[str, Any], tell: Progress) -> object:
+        """``Broker.statistics``; with ``forget_longest`` the longest turn is sought anew."""
+        statistics = _without_infinity(self._broker.statistics())
+        if request.get("forget_longest"):
+            self._broker.loop_monitor.forget()
+        return statistics
 
     async def _back_up(self, request: Mapping[str, Any], tell: Progress) -> object:
         file = request.get("file")
@@ -58,14 +77,10 @@ class Handlers:
         if self._backup.locked():
             raise Refused("another backup is being made")
         async with self._backup:
-            databases = [
-                vhost.database
-                for vhost in self._broker.vhosts.values()
-                if vhost.database is not None
-            ]
+            left_out = sorted(self._broker.vhosts.down)
             try:
                 made = await back_up(
-                    databases,
+                    self._broker.databases,
                     self._broker.settings.data,
                     Path(file),
                     created_at=self._broker.clock.now(),
@@ -74,7 +89,26 @@ class Handlers:
                 )
             except BackupError as error:
                 raise Refused(str(error)) from error
-        return made._asdict()
+        return {**made._asdict(), "left_out": left_out}
+
+    async def _restart_vhost(self, request: Mapping[str, Any], tell: Progress) -> object:
+        name = request.get("vhost")
+        if not isinstance(name, str):
+            raise Refused("a vhost to restart is missing")
+        try:
+            vhost = await self._broker.restart_vhost(name)
+        except (VhostError, StoreError) as error:
+            raise Refused(str(error)) from error
+        return _vhost_status(vhost)
+
+
+def _without_infinity(value: Any) -> Any:
+    """JSON has no infinity: what is not limited is null."""
+    if isinstance(value, dict):
+        return {key: _without_infinity(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_infinity(each) for each in value]
+    return None if value == math.inf else value
 
 
 def _vhost_status(vhost: LiveVhost) -> dict[str, object]:

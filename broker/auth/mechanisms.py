@@ -23,6 +23,9 @@ class MalformedResponse(Exception):
 class AuthMechanism(Protocol):
     """One instance per login. The response is the one in connection.start-ok."""
 
+    # Who tried to log in, once the response is read; for the event that tells of it.
+    user: str = ""
+
     @abstractmethod
     def handle_response(self, response: bytes, users: Users) -> Access | None:
         """What the user may do, None to refuse. Raises MalformedResponse."""
@@ -35,7 +38,8 @@ class Plain(AuthMechanism):
         parts = response.split(b"\0")
         if len(parts) != 3 or parts[0]:
             raise MalformedResponse
-        return users.authenticate(parts[1].decode("utf-8", "surrogateescape"), parts[2])
+        self.user = parts[1].decode("utf-8", "surrogateescape")
+        return users.authenticate(self.user, parts[2])
 
 
 class AmqPlain(AuthMechanism):
@@ -50,4 +54,5 @@ class AmqPlain(AuthMechanism):
         if login is None or password is None or {login.tag, password.tag} != {"S"}:
             raise MalformedResponse
         secret = str(password.value).encode("utf-8", "surrogateescape")
-        return users.authenticate(str(login.value), secret)
+        self.user = str(login.value)
+        return users.authenticate(self.user, secret)

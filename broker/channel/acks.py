@@ -2,17 +2,22 @@
 
 Owns which delivery tag stands for which message of which queue. A queue owns the message itself
 and learns what became of it through Ack, Reject and Requeue, one command per queue and batch.
+What nobody settles in time (``delivery_timeout.py``) ends the channel, or, where the setting says
+so, goes back to its queue alone: what the client says about it later is then listened to politely
+and means nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
 from pamqp.base import Frame
 
+from leveret.broker.channel.delivery_timeout import DeliveriesTimedOut, DeliveryTimeout
 from leveret.broker.queues.commands import Ack, Reject, Requeue
 from leveret.protocol.codec import make
 from leveret.protocol.errors import ChannelException, not_implemented, precondition_failed
@@ -22,7 +27,11 @@ if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
     from leveret.broker.mailbox import Mailbox
 
+log = logging.getLogger(__name__)
+
 ACK, REJECT, NACK = 80, 90, 120
+# So many tags that were taken back are known singly; of older ones, that there were some.
+TAKEN_BACK_KNOWN = 10_000
 
 
 class Source(NamedTuple):
@@ -40,11 +49,16 @@ class UnackedLedger:
     """Delivery tag -> (source, position in the queue)."""
 
     def __init__(self) -> None:
+        # In order of tags.
         self._entries: dict[int, Entry] = {}
         # Tags are one sequence per channel, shared by deliveries and gets, no-ack ones included.
         self.next_tag = 1
         # No tag below this one is outstanding.
         self._lowest = 1
+        # Taken back by the broker, and not yet settled by the client, which does not know; in
+        # order. Below the second, too, an unknown tag is no mistake.
+        self._taken_back: dict[int, None] = {}
+        self._forgiven_below = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -69,12 +83,15 @@ class UnackedLedger:
         if not multiple:
             entry = entries.pop(tag, None)
             if entry is None:
-                raise unknown_tag(tag)
+                self._check_taken_back(tag)
+                return []
             return [(tag, entry)]
         if tag == 0:
             return self.pop_all()
         if tag not in entries:
-            raise unknown_tag(tag)
+            self._check_taken_back(tag)
+        if self._taken_back:
+            self._taken_back = {each: None for each in self._taken_back if each > tag}
         low, self._lowest = self._lowest, tag + 1
         if tag - low > 2 * len(entries):
             # Most tags in between were settled one by one: look at those that are left.
@@ -90,11 +107,12 @@ class UnackedLedger:
         for tag in tags:
             entry = pop(tag, None)
             if entry is None:
-                raise unknown_tag(tag)
-            append(entry)
+                self._check_taken_back(tag)
+            else:
+                append(entry)
 
     def pop_all(self) -> list[tuple[int, Entry]]:
-        everything = sorted(self._entries.items())
+        everything = list(self._entries.items())
         self._entries = {}
         self._lowest = self.next_tag
         return everything
@@ -104,6 +122,28 @@ class UnackedLedger:
         for tag, entry in entries:
             self._entries[tag] = entry
             self._lowest = min(self._lowest, tag)
+        self._entries = dict(sorted(self._entries.items()))
+
+    def has_below(self, tag: int) -> bool:
+        return next(iter(self._entries), tag) < tag
+
+    def take_back_below(self, tag: int) -> list[Entry]:
+        """They are outstanding no more; that the client settles them later is no error."""
+        chosen = list(takewhile(lambda each: each < tag, self._entries))
+        taken = [self._entries.pop(each) for each in chosen]
+        self._taken_back.update(dict.fromkeys(chosen))
+        while len(self._taken_back) > TAKEN_BACK_KNOWN:
+            oldest = next(iter(self._taken_back))
+            del self._taken_back[oldest]
+            self._forgiven_below = oldest + 1
+        return taken
+
+    def _check_taken_back(self, tag: int) -> None:
+        """Raises precondition_failed for a tag the client has no right to settle."""
+        if tag in self._taken_back:
+            del self._taken_back[tag]
+        elif not 0 < tag < self._forgiven_below:
+            raise unknown_tag(tag)
 
 
 def unknown_tag(tag: int) -> ChannelException:
@@ -116,11 +156,16 @@ class AckMethods:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.ledger = UnackedLedger()
+        connection = channel.connection
+        self.timeout = DeliveryTimeout(
+            self.ledger, connection.clock, channel.mailbox, connection.settings.consumer_timeout
+        )
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
             commands.Basic.Recover: self._on_recover,
             commands.Basic.RecoverAsync: self._on_recover_async,
+            DeliveriesTimedOut: self._on_timed_out,
         }
 
     def on_run(self, run: AckRun) -> None:
@@ -197,6 +242,35 @@ class AckMethods:
             raise not_implemented("requeue=false")
         settled = [entry for _, entry in self.ledger.pop_all()]
         self.tell_queues(NACK, settled, requeue=True)
+
+
+    # --- deliveries nobody settles ---------------------------------------------------------------
+
+    def _on_timed_out(self, timed_out: DeliveriesTimedOut) -> None:
+        if not self.ledger.has_below(timed_out.below):
+            return  # settled since
+        channel = self._channel
+        settings = channel.connection.settings
+        timeout_ms = settings.consumer_timeout
+        if settings.consumer_timeout_action == "requeue":
+            late = self.ledger.take_back_below(timed_out.below)
+            channel.counters.ack_timeout += len(late)
+            log.warning(
+                "%s: channel %s: %s deliveries unacknowledged for %s ms go back to their queues",
+                channel.connection.name,
+                channel.number,
+                len(late),
+                timeout_ms,
+            )
+            self.tell_queues(NACK, late, requeue=True)
+            return
+        # No method is to blame.
+        channel.current_method = (0, 0)
+        raise precondition_failed(
+            f"delivery acknowledgement on channel {channel.number} timed out. Timeout value used:"
+            f" {timeout_ms} ms. This timeout value can be configured, see consumers doc guide to"
+            " learn more"
+        )
 
 
 def _method_of(run: AckRun, tag: int) -> Frame:

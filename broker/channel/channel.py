@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pamqp import commands
 from pamqp.base import Frame
 
+from leveret.broker.channel import events
 from leveret.broker.channel.acks import AckMethods
 from leveret.broker.channel.confirms import Confirms, split_at
 from leveret.broker.channel.consume import ConsumeMethods, Replies
@@ -39,10 +40,12 @@ from leveret.broker.channel.transactions import Transaction, TransactionMethods
 from leveret.broker.flow import Bump, CreditFlow
 from leveret.broker.interceptors.chain import InterceptorChain
 from leveret.broker.mailbox import Mailbox
+from leveret.broker.node import make_pid
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.arguments import locked
 from leveret.broker.queues.limiter import Limiter
 from leveret.broker.resource import Resource
+from leveret.protocol import access
 from leveret.protocol.codec import make, method_frame
 from leveret.protocol.errors import (
     ChannelException,
@@ -68,6 +71,8 @@ class Channel:
     def __init__(self, number: int, connection: ConnectionContext) -> None:
         self.number = number
         self.connection = connection
+        # What events call it.
+        self.pid = make_pid()
         self.mailbox = Mailbox(f"channel {number} of {connection.name}")
         settings = connection.settings
         self.flow = CreditFlow(
@@ -86,6 +91,8 @@ class Channel:
         self.last_queue: str | None = None
         # Queues that know of this channel and must hear of its end.
         self.touched: set[Mailbox] = set()
+        # Addresses of queues that have crashed: what they had delivered is delivered again.
+        self.crashed: set[Mailbox] = set()
         # Class and method id of what is being handled, for errors.
         self.current_method = (0, 0)
         # False from the moment it is closed by either side, or its connection ends.
@@ -110,6 +117,7 @@ class Channel:
             commands.Channel.Close: self._on_close,
             commands.Channel.Flow: self._on_flow,
             commands.Confirm.Select: self._on_confirm_select,
+            access.Request: self._on_access_request,
             q.Confirmed: self._on_confirmed,
             q.Refused: self._on_refused,
             q.QueueDown: self._on_queue_down,
@@ -125,6 +133,8 @@ class Channel:
 
     async def run(self) -> None:
         """Handle batches until the channel ends; then give back all it held."""
+        if self.connection.vhost.events.is_heard:
+            events.channel_created(self)
         try:
             while self.is_open:
                 await self.mailbox.turn(urgent_only=self._is_held)
@@ -305,6 +315,8 @@ class Channel:
         self.touched.discard(down.queue)
         self.limiter.forget(down.queue)
         self.flow.peer_down(down.queue)
+        if down.crashed:
+            self.crashed.add(down.queue)
         if self.is_confirming:
             self.confirms.queue_down(down.queue, crashed=down.crashed)
 
@@ -339,6 +351,10 @@ class Channel:
         if not flow.active:
             raise not_implemented("active=false")
         self.send(make(commands.Channel.FlowOk, active=True))
+
+    def _on_access_request(self, request: access.Request) -> None:
+        # One ticket for everybody: nothing looks at it.
+        self.send(make(access.RequestOk, ticket=1))
 
     def _on_close(self, close: commands.Channel.Close) -> None:
         self.is_open = False
@@ -386,6 +402,8 @@ class Channel:
         if self.mailbox.is_closed:
             return
         self.mailbox.close()
+        self.acks.timeout.stop()
+        self.consuming.leave()
         self.replies.cancel()
         if self.transaction is not None:
             self.transaction.withdraw()
@@ -393,6 +411,8 @@ class Channel:
         for queue in self.touched:
             queue.put_urgent(down)
         self.touched.clear()
+        if self.connection.vhost.events.is_heard:
+            events.channel_closed(self)
 
     def statistics(self) -> dict[str, object]:
         return {

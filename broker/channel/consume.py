@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from leveret.broker.channel import events
 from leveret.broker.channel.acks import Source
 from leveret.broker.channel.context import ReplyPort
+from leveret.broker.events import INTERNAL_USER
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.arguments import check_consumer_arguments
+from leveret.broker.resource import Resource
 from leveret.protocol.codec import content_frames, make
 from leveret.protocol.errors import not_allowed, not_found, not_implemented, precondition_failed
 from leveret.protocol.twin import encode_deliveries
@@ -38,9 +41,11 @@ def generated_name(prefix: str) -> str:
 class _Consumer:
     """A consumer as its channel sees it."""
 
-    __slots__ = ("queue", "source", "wire_tag")
+    __slots__ = ("name", "queue", "source", "wire_tag")
 
-    def __init__(self, queue: Mailbox, tag: str) -> None:
+    def __init__(self, name: Resource, queue: Mailbox, tag: str) -> None:
+        # The queue's.
+        self.name = name
         self.queue = queue
         self.source = Source(queue, tag)
         raw = tag.encode("utf-8", "surrogateescape")
@@ -51,6 +56,8 @@ class ConsumeMethods:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._consumers: dict[str, _Consumer] = {}
+        # Of these and of one that is being started, what the connection's tenancy has counted.
+        self._counted = 0
         # Prefetch for consumers that are started from now on.
         self._prefetch = 0
         # Delivery credit to give back to queues: at the end of the batch, or once the socket takes.
@@ -86,6 +93,8 @@ class ConsumeMethods:
         else:
             ledger.add(first_tag, consumer.source, deliver.seq_ids)
             channel.counters.deliver += count
+            if not channel.acks.timeout.is_watching:
+                channel.acks.timeout.begin()
         if deliver.redelivered:
             channel.counters.redeliver += count
         connection = channel.connection
@@ -100,6 +109,10 @@ class ConsumeMethods:
             )
         )
         self._sent[deliver.queue] = self._sent.get(deliver.queue, 0) + deliver.cost
+        if connection.vhost.tracer is not None:
+            connection.vhost.tracer.delivered(
+                channel, consumer.name.name, messages, redelivered=deliver.redelivered
+            )
 
     def open_windows(self) -> None:
         """Tell queues that their deliveries are out, unless the socket is full."""
@@ -110,14 +123,20 @@ class ConsumeMethods:
         if writer.is_paused:
             writer.call_when_writable(channel.mailbox)
             return
+        if channel.connection.vhost.tracer is not None and channel.flow.is_blocked:
+            return  # copies of what was delivered are not yet taken: a Bump comes when they are
         for queue, cost in self._sent.items():
             queue.put_urgent(q.Sent(channel.mailbox, cost))
         self._sent = {}
 
     def _on_cancelled(self, cancelled: q.ConsumerCancelled) -> None:
         """The queue has ended the consumer: deleted, or crashed."""
-        if self._consumers.pop(cancelled.tag, None) is None:
+        consumer = self._consumers.pop(cancelled.tag, None)
+        if consumer is None:
             return
+        self._uncount(1)
+        if self._channel.connection.vhost.events.is_heard:
+            events.consumer_deleted(self._channel, cancelled.tag, consumer.name, INTERNAL_USER)
         if self._channel.connection.wants_cancel_notices:
             self._channel.send(make(commands.Basic.Cancel, consumer_tag=cancelled.tag, nowait=True))
 
@@ -127,6 +146,9 @@ class ConsumeMethods:
         channel = self._channel
         nowait = bool(consume.nowait)
         tag = consume.consumer_tag or ""
+        limit = channel.connection.settings.consumer_max_per_channel
+        if limit and len(self._consumers) >= limit and tag not in self._consumers:
+            raise not_allowed(f"reached maximum ({limit}) of consumers per channel")
         if consume.queue == REPLY_TO:
             self._consume_replies(tag, no_ack=bool(consume.no_ack), nowait=nowait)
             return
@@ -134,9 +156,8 @@ class ConsumeMethods:
             raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
         queue = channel.queue_to_read(consume.queue)
         tag = tag or generated_name("amq.ctag-")
-        priority = check_consumer_arguments(
-            queue.name, channel.table(consume.arguments), queue.options.queue_type
-        )
+        arguments = channel.table(consume.arguments)
+        priority = check_consumer_arguments(queue.name, arguments, queue.options.queue_type)
         channel.check_exclusive(queue)
         question = q.Consume(
             channel.mailbox,
@@ -148,12 +169,25 @@ class ConsumeMethods:
             priority,
         )
 
+        channel.connection.tenancy.add_consumer()
+        self._counted += 1
+
         def answered(answer: object) -> None:
             if isinstance(answer, q.Gone):
                 raise not_found(f"no {queue.name}")
-            self._consumers[tag] = _Consumer(queue.mailbox, tag)
+            self._consumers[tag] = _Consumer(queue.name, queue.mailbox, tag)
             if not nowait:
                 channel.send(make(commands.Basic.ConsumeOk, consumer_tag=tag))
+            if channel.connection.vhost.events.is_heard:
+                events.consumer_created(
+                    channel,
+                    tag,
+                    queue.name,
+                    arguments,
+                    question.prefetch,
+                    exclusive=question.exclusive,
+                    no_ack=question.no_ack,
+                )
 
         channel.ask(queue, question, answered, urgent=True)
 
@@ -171,7 +205,10 @@ class ConsumeMethods:
         nowait = bool(cancel.nowait)
 
         def answered(answer: object) -> None:
-            self._consumers.pop(tag, None)
+            if self._consumers.pop(tag, None) is not None:
+                assert consumer is not None
+                self._uncount(1)
+                self._tell_deleted(tag, consumer)
             if not nowait:
                 channel.send(make(commands.Basic.CancelOk, consumer_tag=tag))
 
@@ -182,6 +219,21 @@ class ConsumeMethods:
             answered(q.Done())
         else:
             channel.ask_mailbox(consumer.queue, q.Cancel(channel.mailbox, tag), answered)
+
+    def _uncount(self, consumers: int) -> None:
+        self._counted -= consumers
+        self._channel.connection.tenancy.remove_consumers(consumers)
+
+    def leave(self) -> None:
+        """The channel has ended, and its consumers with it."""
+        self._uncount(self._counted)
+        for tag, consumer in self._consumers.items():
+            self._tell_deleted(tag, consumer)
+
+    def _tell_deleted(self, tag: str, consumer: _Consumer) -> None:
+        connection = self._channel.connection
+        if connection.vhost.events.is_heard:
+            events.consumer_deleted(self._channel, tag, consumer.name, connection.access.user)
 
     # --- get -------------------------------------------------------------------------------------
 
@@ -211,6 +263,8 @@ class ConsumeMethods:
         else:
             ledger.add(tag, Source(answer.queue, None), [answer.seq_id])
             channel.counters.get += 1
+            if not channel.acks.timeout.is_watching:
+                channel.acks.timeout.begin()
         if answer.redelivered:
             channel.counters.redeliver += 1
         message = answer.message
@@ -226,6 +280,10 @@ class ConsumeMethods:
         connection.writer.write(
             content_frames(channel.number, get_ok, message, connection.frame_max)
         )
+        if connection.vhost.tracer is not None:
+            connection.vhost.tracer.delivered(
+                channel, queue.name.name, [message], redelivered=answer.redelivered
+            )
 
     # --- qos -------------------------------------------------------------------------------------
 
@@ -279,7 +337,8 @@ class Replies:
         channel = self._channel
         if self.tag is None:
             return
-        consumer = _Consumer(channel.mailbox, self.tag)
+        name = Resource(channel.connection.vhost.name, "queue", REPLY_TO)
+        consumer = _Consumer(name, channel.mailbox, self.tag)
         connection = channel.connection
         for message in reply.messages:
             # The tag means nothing, as there is nothing to ack: it is always 1.

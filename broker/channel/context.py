@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from leveret.broker.limits import Tenancy
+from leveret.broker.node import make_pid
+
 if TYPE_CHECKING:
     from leveret.broker.auth.access import Access
     from leveret.broker.clock import Clock
@@ -63,6 +66,10 @@ class ConnectionContext:
     frame_max: int
     wants_cancel_notices: bool
     registries: Registries
+    # What events call it.
+    pid: str = field(default_factory=make_pid)
+    # Its part in what its virtual host and its user may have.
+    tenancy: Tenancy = field(default_factory=Tenancy)
     # Queues that end with this connection.
     exclusive_queues: set[Queue] = field(default_factory=set)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 class ChannelCounters:
     __slots__ = (
         "ack",
+        "ack_timeout",
         "confirm",
         "deliver",
         "deliver_no_ack",
@@ -30,6 +31,8 @@ class ChannelCounters:
         self.get_empty = 0
         self.redeliver = 0
         self.ack = 0
+        # Deliveries that went back to their queues because nobody settled them in time.
+        self.ack_timeout = 0
 
     def statistics(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.__slots__}

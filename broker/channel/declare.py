@@ -14,6 +14,7 @@ from pamqp import commands
 
 from leveret.broker.channel.consume import REPLY_TO, generated_name
 from leveret.broker.exchanges.base import alternate_exchange
+from leveret.broker.limits import check_queue_limit
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.arguments import (
     QueueArguments,
@@ -180,6 +181,7 @@ class DeclareMethods:
                 existing, lambda: self._declare_queue(name, declare, nowait=nowait), nowait=nowait
             )
             return
+        check_queue_limit(self._vhost, name)
         self._check_other_exchange(resource, dead_letter_exchange(resource, arguments))
         check_arguments(
             resource,
@@ -298,5 +300,10 @@ class DeclareMethods:
             answered(q.Gone())
             return
         channel.check_exclusive(queue)
-        question = q.Delete(channel.mailbox, bool(delete.if_unused), bool(delete.if_empty))
+        question = q.Delete(
+            channel.mailbox,
+            bool(delete.if_unused),
+            bool(delete.if_empty),
+            channel.connection.access.user,
+        )
         channel.ask(queue, question, answered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -16,6 +17,7 @@ from pamqp import commands
 from leveret.broker import delegate
 from leveret.broker.channel.consume import REPLY_TO
 from leveret.broker.channel.transactions import Publication
+from leveret.broker.config import MESSAGE_SIZE_CAP
 from leveret.broker.exchanges.router import sender_selected_keys, without_bcc
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.argument_checks import MAX_EXPIRY_MS
@@ -31,7 +33,7 @@ from leveret.protocol.codec import (
     read_properties,
     write_properties,
 )
-from leveret.protocol.errors import not_implemented, precondition_failed
+from leveret.protocol.errors import ChannelException, not_implemented, precondition_failed
 from leveret.protocol.hot import scan_properties
 from leveret.protocol.message import (
     NEEDS_EXPIRATION,
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 
 MANDATORY, IMMEDIATE = 1, 2
 _PUBLISH = (60, 40)
-_ONE_BY_ONE = NEEDS_USER_ID | NEEDS_EXPIRATION | NEEDS_REPLY_TO | NEEDS_MODE
+_ONE_BY_ONE = NEEDS_USER_ID | NEEDS_REPLY_TO | NEEDS_MODE
 _LARGE = 14
 
 
@@ -62,6 +64,7 @@ class PublishMethods:
         self._max_size = settings.max_message_size
         # Deliveries that cost nothing take no part in credit flow [34].
         self._has_flow = settings.classic_queue_flow_control == "on"
+        self._vhost = channel.connection.vhost
         self._topology = channel.connection.vhost.topology
 
     def handlers(self) -> dict[type, Callable[[Any], None]]:
@@ -88,7 +91,12 @@ class PublishMethods:
             return
         if run.flags & IMMEDIATE:
             raise not_implemented("immediate=true")
-        if run.needs & _ONE_BY_ONE or run.largest > self._max_size or _selects_keys(run):
+        if (
+            run.needs & _ONE_BY_ONE
+            or run.largest > self._max_size
+            or _selects_keys(run)
+            or (run.needs & NEEDS_EXPIRATION and not _expirations_are_valid(run))
+        ):
             for message in run.messages:
                 size = run.largest if len(run.messages) == 1 else len(message.body)
                 self._publish_one(message, size, is_mandatory=bool(run.flags & MANDATORY))
@@ -103,6 +111,8 @@ class PublishMethods:
         exchange, queues = route
         if not queues and not run.exchange:
             self._reply(run.routing_key, run.messages)
+        if self._vhost.tracer is not None:
+            self._vhost.tracer.published(channel, run.messages, queues)
         if channel.transaction is not None:
             channel.transaction.publish(Publication(exchange, run.messages, queues, mandatory))
         else:
@@ -115,6 +125,7 @@ class PublishMethods:
                 run.largest,
                 run.persistent,
                 is_mandatory=mandatory,
+                needs=run.needs,
             )
 
     def _intercept(self, run: PublishRun) -> None:
@@ -150,7 +161,7 @@ class PublishMethods:
         self._check_size(size)
         self._check_write(message.exchange)
         exchange = self._topology.exchange_for_publish(message.exchange)
-        if message.needs & _ONE_BY_ONE:
+        if message.needs & (_ONE_BY_ONE | NEEDS_EXPIRATION):
             self._check_properties(message)
         headers: Table | None = None
         if message.needs & NEEDS_HEADERS:
@@ -169,8 +180,9 @@ class PublishMethods:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_size:
+            configured = "" if self._max_size == MESSAGE_SIZE_CAP else "configured "
             raise precondition_failed(
-                f"message size {size} is larger than configured max size {self._max_size}"
+                f"message size {size} is larger than {configured}max size {self._max_size}"
             )
 
     def _check_properties(self, message: Message) -> None:
@@ -224,6 +236,8 @@ class PublishMethods:
         *,
         is_mandatory: bool,
     ) -> None:
+        if self._vhost.tracer is not None:
+            self._vhost.tracer.published(self._channel, messages, queues)
         transaction = self._channel.transaction
         if transaction is not None:
             transaction.publish(Publication(exchange, messages, queues, is_mandatory))
@@ -249,6 +263,7 @@ class PublishMethods:
             max(sizes),
             sum([message.persistent for message in messages]),
             is_mandatory=is_mandatory,
+            needs=messages[0].needs,
         )
 
     def _deliver_run(
@@ -262,6 +277,7 @@ class PublishMethods:
         persistent: int,
         *,
         is_mandatory: bool,
+        needs: int,
     ) -> None:
         channel = self._channel
         count = len(messages)
@@ -275,6 +291,7 @@ class PublishMethods:
             largest,
             persistent,
             is_mandatory=is_mandatory,
+            needs=needs,
         )
         if not queues:
             self.unroutable(messages, is_mandatory=is_mandatory)
@@ -346,6 +363,23 @@ def _selects_keys(run: PublishRun) -> bool:
     return bool(run.needs & NEEDS_HEADERS) and any(
         b"CC" in message.header for message in run.messages
     )
+
+
+def _expirations_are_valid(run: PublishRun) -> bool:
+    """If not, the run is taken one by one: what comes before the wrong one counts."""
+    try:
+        for message in run.messages:
+            if message.needs & NEEDS_EXPIRATION:
+                _check_header(message.header)
+    except ChannelException:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _check_header(header: bytes) -> None:
+    """Publishers mostly send the same header again and again."""
+    check_expiration(pick_expiration(header) or "")
 
 
 def check_expiration(text: str) -> None:

@@ -89,10 +89,14 @@ class Transaction:
             prepare = q.Prepare(
                 unit, channel.mailbox, messages.get(address, []), settled.get(address, [])
             )
-            # Deliveries of a queue that is gone are settled by its end.
             if address.put(prepare):
                 channel.touched.add(address)
                 unit.expect()
+            elif address in channel.crashed:
+                # What it had delivered comes again, so it cannot be settled along with the rest.
+                # Deliveries of a queue that was deleted are settled by its end.
+                unit.expect()
+                unit.refuse()
         unit.begin()
 
     def _on_unit_ended(self, is_committed: bool) -> None:
@@ -130,6 +134,9 @@ class Transaction:
         settlements, self._settlements = self._settlements, []
         for settlement in settlements:
             self._channel.acks.ledger.put_back(settlement.entries)
+        timeout = self._channel.acks.timeout
+        if settlements and not timeout.is_watching:
+            timeout.begin()
 
 
 class TransactionMethods:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def run_backup(options: argparse.Namespace) -> int:
             f" {count} {'file' if count == 1 else 'files'}, in {made['seconds']:.1f} s"
             f" (commits were held for {1000 * made['held_s']:.0f} ms)"
         )
+        for name in made.get("left_out", ()):
+            print(f"leveret: vhost '{name}' is down and NOT in the backup", file=sys.stderr)
     return 0
 
 
@@ -125,6 +128,8 @@ def run_restore(options: argparse.Namespace) -> int:
         shown = None if aside is None else str(aside)
         print(json.dumps({"ok": True, "data": str(data), "files": files, "replaced": shown}))
         return 0
+    for broker in report.broker:
+        print(f"{broker.vhosts} vhosts, {broker.users} users")
     for file in report.files:
         print(f"vhost '{file.vhost}': {file.queues} queues, {file.messages} messages")
     if aside is not None:

@@ -1,6 +1,7 @@
-"""``leveret check``: is a data folder sound? Says what it found, changes nothing.
+"""``leveret check``: is a data folder sound? Says what it found, and changes nothing unless asked.
 
-Downstream: ``storage/check.py``.
+With ``--move-aside`` a file that is damaged gets another name, so that the next start makes a new
+one: nothing is ever deleted or overwritten. Downstream: ``storage/check.py``.
 """
 
 from __future__ import annotations
@@ -8,9 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leveret.broker.cli import folder
 from leveret.broker.config import SettingsError
+
+if TYPE_CHECKING:
+    from leveret.storage.check import Report
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,6 +30,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     folder.add_flags(parser)
+    parser.add_argument(
+        "--move-aside",
+        action="store_true",
+        help="rename files that are damaged to NAME.damaged-..., to start without what they hold",
+    )
     parser.set_defaults(run=run)
 
 
@@ -39,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with FolderLock(data):
             report = check_folder(data)
+            moved = _move_aside(data, report) if options.move_aside else {}
     except FolderInUse as error:
         return folder.fail(
             options, f"not checked: {error}. Stop it first, or check a backup of it once restored"
@@ -46,17 +59,40 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         return folder.fail(options, f"not checked: {error}")
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "ok": report.is_sound,
-                    "files": [file._asdict() for file in report.files],
-                    "problems": [problem._asdict() for problem in report.problems],
-                    "remarks": [remark._asdict() for remark in report.remarks],
-                }
-            )
+        _print_json(report, moved)
+    else:
+        _print_lines(report, moved, asked=options.move_aside)
+    return 0 if report.is_sound else folder.FAILED
+
+
+def _move_aside(data: Path, report: Report) -> dict[str, str]:
+    from leveret.storage.data_folder import move_aside
+
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return {
+        name: move_aside(data / name, stamp).relative_to(data).as_posix() for name in report.damaged
+    }
+
+
+def _print_json(report: Report, moved: dict[str, str]) -> None:
+    print(
+        json.dumps(
+            {
+                "ok": report.is_sound,
+                "broker": [file._asdict() for file in report.broker],
+                "files": [file._asdict() for file in report.files],
+                "problems": [problem._asdict() for problem in report.problems],
+                "remarks": [remark._asdict() for remark in report.remarks],
+                "damaged": report.damaged,
+                "moved_aside": moved,
+            }
         )
-        return 0 if report.is_sound else folder.FAILED
+    )
+
+
+def _print_lines(report: Report, moved: dict[str, str], *, asked: bool) -> None:
+    for broker in report.broker:
+        print(f"{broker.file}: {broker.vhosts} vhosts, {broker.users} users")
     for file in report.files:
         end = "" if file.is_clean else "; not stopped in order, messages will be redelivered"
         print(
@@ -69,4 +105,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"problem: {problem}", file=sys.stderr)
     count = len(report.problems)
     print(f"{count} {'problem' if count == 1 else 'problems'}" if count else "no problems")
-    return 0 if report.is_sound else folder.FAILED
+    for name, aside in moved.items():
+        print(f"{name} is now {aside}: the next start does without it")
+    if report.damaged and not asked:
+        names = ", ".join(report.damaged)
+        print(f"to start without what is in {names}: leveret check --move-aside")
+    elif asked and not moved:
+        print("nothing was moved aside: no file is damaged")

@@ -10,7 +10,17 @@ import argparse
 from collections.abc import Sequence
 
 from leveret import __version__
-from leveret.broker.cli import backup, check, ping, serve, status
+from leveret.broker.cli import (
+    analytics,
+    backup,
+    check,
+    limits,
+    ping,
+    policy,
+    restart_vhost,
+    serve,
+    status,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,6 +34,10 @@ def build_parser() -> argparse.ArgumentParser:
     status.add_parser(commands)
     backup.add_parser(commands)
     check.add_parser(commands)
+    policy.add_parser(commands)
+    limits.add_parser(commands)
+    restart_vhost.add_parser(commands)
+    analytics.add_parser(commands)
     return parser
 
 

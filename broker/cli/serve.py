@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -113,6 +114,8 @@ async def serve(settings: Settings) -> None:
     except StoreError as error:
         raise ServeError(str(error)) from error
     try:
+        for line in down_notices(broker):
+            print(line, file=sys.stderr, flush=True)
         print(banner(settings, broker), flush=True)
         spare_the_collector()
         await stop.wait()
@@ -178,6 +181,13 @@ def banner(settings: Settings, broker: Broker) -> str:
             "  stop   Ctrl-C",
         )
     )
+
+
+def down_notices(broker: Broker) -> Iterator[str]:
+    """What nobody must overlook about a broker that has started, though not with all it has."""
+    for name, reason in broker.vhosts.down.items():
+        yield f"leveret: *** vhost '{name}' IS DOWN, clients cannot use it ***"
+        yield f"leveret: {reason}"
 
 
 def shown_url(settings: Settings, port: int) -> str:

@@ -52,6 +52,11 @@ def describe(status: dict[str, Any]) -> Iterator[str]:
             f" {listener['state']}"
         )
     yield f"{status['connections']} connections"
+    loop = status["loop"]
+    yield (
+        f"longest turn of the event loop {1000 * loop['longest_turn_cpu_s']:.0f} ms of CPU time,"
+        f" {1000 * loop['longest_turn_wall_s']:.0f} ms by the clock"
+    )
     for vhost in status["vhosts"]:
         yield (
             f"vhost '{vhost['name']}': {vhost['queues']} queues, {vhost['exchanges']} exchanges,"
@@ -65,6 +70,8 @@ def describe(status: dict[str, Any]) -> Iterator[str]:
                 f" {folder.size(store['bytes'])} written, {store['failures']:.0f} failures,"
                 f" longest commit {1000 * store['longest_commit_s']:.0f} ms"
             )
+    for name, reason in status["vhosts_down"].items():
+        yield f"vhost '{name}': DOWN. {reason}"
 
 
 def _duration(seconds: float) -> str:

@@ -17,12 +17,18 @@ from leveret import __version__
 from leveret.broker.auth.mechanisms import AuthMechanism, MalformedResponse
 from leveret.broker.connection.errors import SilentClose
 from leveret.protocol.codec import make
-from leveret.protocol.errors import ConnectionException, channel_error, not_allowed
+from leveret.protocol.errors import (
+    ConnectionException,
+    channel_error,
+    internal_error,
+    not_allowed,
+)
 from leveret.protocol.field_table import Table, table_from_python
 
 if TYPE_CHECKING:
     from leveret.broker.auth.access import Access
     from leveret.broker.connection.reader import Reader
+    from leveret.broker.limits import Tenancy
     from leveret.broker.live_vhost import LiveVhost
 
 log = logging.getLogger(__name__)
@@ -58,6 +64,7 @@ class Opened(NamedTuple):
 
     access: Access
     vhost: LiveVhost
+    tenancy: Tenancy
     channel_max: int
     capabilities: frozenset[str]
 
@@ -97,11 +104,16 @@ async def shake_hands(reader: Reader) -> Opened:
     start_ok = await _read_silently(reader)
     if not isinstance(start_ok, commands.Connection.StartOk):
         raise _out_of_place(start_ok)
+    facts = reader.facts
+    facts.client_properties = cast(Table, start_ok.client_properties or {})
+    facts.auth_mechanism = start_ok.mechanism or ""
+    if version != (0, 9):
+        facts.protocol = "{8,0,0}"
     capabilities = _client_capabilities(start_ok)
     access = _log_in(reader, start_ok, capabilities)
     channel_max = await _tune(reader)
-    vhost = await _open(reader)
-    return Opened(access, vhost, channel_max, capabilities)
+    vhost, tenancy = await _open(reader, access.user)
+    return Opened(access, vhost, tenancy, channel_max, capabilities)
 
 
 def _client_capabilities(start_ok: commands.Connection.StartOk) -> frozenset[str]:
@@ -126,9 +138,14 @@ def _log_in(
     try:
         access = chosen.handle_response(response, reader.broker.users)
     except MalformedResponse:
+        _tell_login(reader, "", "malformed response")
         raise SilentClose(f"malformed {mechanism} response") from None
     if access is not None:
+        _tell_login(reader, access.user, None)
         return access
+    # A mechanism of an installed package need not tell who tried.
+    tried = getattr(chosen, "user", "")
+    _tell_login(reader, tried, f"user '{tried}' - invalid credentials")
     log.warning("%s: login refused (mechanism %s)", reader.name, mechanism)
     if "authentication_failure_close" not in capabilities:
         raise SilentClose("login refused")
@@ -137,6 +154,12 @@ def _log_in(
         f"Login was refused using authentication mechanism {mechanism}."
         " For details see the broker logfile.",
     )
+
+
+def _tell_login(reader: Reader, user: str, refusal: str | None) -> None:
+    events = reader.broker.events
+    if events.is_heard:
+        reader.facts.authenticated(events, user, refusal)
 
 
 async def _tune(reader: Reader) -> int:
@@ -167,7 +190,8 @@ def _check_tuned(what: str, asked: int, offered: int) -> None:
         raise SilentClose(f"{what} {asked} where {offered} was offered")
 
 
-async def _open(reader: Reader) -> LiveVhost:
+async def _open(reader: Reader, user: str) -> tuple[LiveVhost, Tenancy]:
+    """From here on the connection counts: whoever gets the tenancy must see that it ends."""
     opening = await reader.read_method()
     if not isinstance(opening, commands.Connection.Open):
         early = channel_error("unexpected method in connection state opening")
@@ -177,10 +201,19 @@ async def _open(reader: Reader) -> LiveVhost:
     vhost = reader.broker.vhosts.get(name)
     if vhost is None:
         error = not_allowed(f"vhost {name} not found")
+        if name in reader.broker.vhosts.down:
+            error = internal_error(
+                f"access to vhost '{name}' refused for user '{user}': vhost '{name}' is down"
+            )
         error.method = (10, 40)
         raise error
+    try:
+        tenancy = reader.broker.limits.admit(user, vhost)
+    except ConnectionException as error:
+        error.method = (10, 40)
+        raise
     reader.send(make(commands.Connection.OpenOk, known_hosts=""))
-    return vhost
+    return vhost, tenancy
 
 
 async def _read_silently(reader: Reader) -> Frame:

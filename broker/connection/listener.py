@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, cast
 
-from leveret.broker.connection.reader import EndOfStream, Lost, Reader, Shutdown
+from leveret.broker.connection.reader import EndOfStream, Evicted, Lost, Reader, Shutdown
 
 if TYPE_CHECKING:
     from leveret.broker.server import Broker
@@ -17,12 +18,15 @@ class Connection(asyncio.Protocol):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._reader: Reader | None = None
+        self._loop_monitor = listener.loop_monitor
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         self._reader = self._listener.start_reader(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
+        if not self._loop_monitor.is_ticking:
+            self._loop_monitor.note_work()
         assert self._reader is not None
         self._reader.receive(data)
 
@@ -53,6 +57,7 @@ class Listener:
 
     def __init__(self, broker: Broker, protocol: str, host: str, port: int) -> None:
         self._broker = broker
+        self.loop_monitor = broker.loop_monitor
         self.protocol = protocol
         self.host = host
         # As asked for; the one that was given once it listens.
@@ -86,14 +91,16 @@ class Listener:
         tasks = list(self.readers.values())
         for reader in list(self.readers):
             reader.mailbox.put_urgent(Shutdown())
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=timeout_s)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+        await wait_or_cut(tasks, timeout_s)
         if self._server is not None:
             await self._server.wait_closed()
+
+    def evict(self, text: str, whom: Callable[[Reader], bool]) -> list[asyncio.Task[None]]:
+        """Close some connections with 320 and this text; returns the tasks that end with them."""
+        chosen = [reader for reader in self.readers if whom(reader)]
+        for reader in chosen:
+            reader.mailbox.put_urgent(Evicted(text))
+        return [self.readers[reader] for reader in chosen]
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -103,3 +110,14 @@ class Listener:
             "state": "listening" if self.is_listening else "stopped",
             "connections": len(self.readers),
         }
+
+
+async def wait_or_cut(tasks: Collection[asyncio.Task[None]], timeout_s: float) -> None:
+    """Wait for connections to end; those that take too long are cut."""
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=timeout_s)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)

@@ -34,9 +34,11 @@ from leveret.broker.channel.context import (
     Writable,
 )
 from leveret.broker.connection.errors import PeerGone, SilentClose
+from leveret.broker.connection.facts import ConnectionFacts
 from leveret.broker.connection.handshake import PROTOCOL_HEADER, shake_hands
 from leveret.broker.connection.heartbeat import Heartbeat
 from leveret.broker.connection.writer import SocketWriter
+from leveret.broker.events import ACTING_USER
 from leveret.broker.flow import Bump, CreditFlow
 from leveret.broker.mailbox import Mailbox
 from leveret.protocol.assembler import Assembler
@@ -53,6 +55,7 @@ from leveret.protocol.twin import AckRun, Item, PublishRun, RawFrame, cut
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Timer
+    from leveret.broker.live_vhost import LiveVhost
     from leveret.broker.server import Broker
 
 log = logging.getLogger(__name__)
@@ -85,6 +88,12 @@ class Shutdown(NamedTuple):
     """The broker stops."""
 
 
+class Evicted(NamedTuple):
+    """Its virtual host or its user is gone: it ends now, whatever its channels wait for."""
+
+    text: str
+
+
 class Lost(NamedTuple):
     """The socket is gone, as we noticed although we do not read it."""
 
@@ -92,7 +101,8 @@ class Lost(NamedTuple):
 class Reader:
     def __init__(self, transport: asyncio.Transport, broker: Broker) -> None:
         self.broker = broker
-        self.name = _connection_name(transport)
+        self.facts = ConnectionFacts.of(transport, int(broker.clock.now() * 1000))
+        self.name = self.facts.name
         self.mailbox = Mailbox(f"connection {self.name}")
         self.writer = SocketWriter(transport)
         self._transport = transport
@@ -150,11 +160,16 @@ class Reader:
             log.exception("%s: bug", self.name)
         finally:
             self._stop_heartbeat()
+            if self._context is not None:
+                # Cancelled, maybe, before it came to that.
+                self.broker.limits.leave(self._context.tenancy)
             self.broker.alarms.forget(self.mailbox)
             self.mailbox.close()
             self.writer.close(self.broker.clock, CLOSE_TIMEOUT_S)
             # Break what would else wait for the garbage collector.
             self._heartbeat = self._group = self._context = None
+            if self.broker.events.is_heard and self.facts.client_properties is not None:
+                self.facts.closed(self.broker.events)
             log.debug("%s: ended", self.name)
 
     async def _live(self) -> None:
@@ -194,11 +209,16 @@ class Reader:
             clock=self.broker.clock,
             writer=self.writer,
             reader=self.mailbox,
+            pid=self.facts.pid,
+            tenancy=opened.tenancy,
             frame_max=self._frame_max,
             wants_cancel_notices="consumer_cancel_notify" in opened.capabilities,
             registries=self.broker.registries,
         )
         log.info("%s: user %s opened %s", self.name, opened.access.user, opened.vhost.name)
+        ACTING_USER.set(opened.access.user)
+        if self.broker.events.is_heard:
+            self.facts.opened(self.broker.events, self._context, self._channel_max)
         # A client may have sent more without waiting.
         self._has_more = True
         while True:
@@ -222,6 +242,8 @@ class Reader:
             queues = list(self._context.exclusive_queues)
             self._context.exclusive_queues.clear()
             await self._context.vhost.delete_queues(queues)
+        if self._context is not None:
+            self.broker.limits.leave(self._context.tenancy)
 
     async def _wait_channels(self, tasks: list[asyncio.Task[None]]) -> None:
         """A channel may wait for a queue that does not answer: not for ever."""
@@ -238,6 +260,16 @@ class Reader:
             raise
         finally:
             patience.cancel()
+
+    @property
+    def vhost(self) -> LiveVhost | None:
+        """The virtual host that was opened."""
+        return None if self._context is None else self._context.vhost
+
+    @property
+    def user(self) -> str | None:
+        """Who has opened it."""
+        return None if self._context is None else self._context.access.user
 
     # --- bytes to items --------------------------------------------------------------------------
 
@@ -317,6 +349,10 @@ class Reader:
             raise PeerGone(f"{notice.what} timed out")
         elif isinstance(notice, Shutdown):
             raise connection_forced("broker forced connection closure with reason 'shutdown'")
+        elif isinstance(notice, Evicted):
+            for task in self._tasks:
+                task.cancel()
+            raise connection_forced(notice.text)
         elif isinstance(notice, AlarmsCleared):
             self._unblock()
         elif isinstance(notice, Lost):
@@ -429,6 +465,7 @@ class Reader:
                 f"number of channels opened ({limit}) has reached the negotiated channel_max"
                 f" ({limit})"
             )
+        self._context.tenancy.open_channel()
         channel = Channel(number, self._context)
         self._channels[number] = channel
         task = self._group.create_task(channel.run(), name=channel.mailbox.owner)
@@ -439,6 +476,8 @@ class Reader:
     def _forget_channel(self, number: int) -> None:
         channel = self._channels.pop(number, None)
         if channel is not None:
+            assert self._context is not None
+            self._context.tenancy.close_channel()
             self._flow.peer_down(channel.mailbox)
         self._assembler.discard(number)
 
@@ -503,6 +542,7 @@ class Reader:
     def tuned(self, frame_max: int, heartbeat_s: int) -> None:
         """tune-ok has come: its limits hold from here on."""
         self._frame_max = frame_max
+        self.facts.heartbeat_s = heartbeat_s
         self._heartbeat = Heartbeat(
             self.broker.clock,
             heartbeat_s,
@@ -607,14 +647,6 @@ class Reader:
             "mailbox": len(self.mailbox),
             "channels": {n: channel.statistics() for n, channel in self._channels.items()},
         }
-
-
-def _connection_name(transport: asyncio.Transport) -> str:
-    ends = []
-    for end in ("peername", "sockname"):
-        address = transport.get_extra_info(end)
-        ends.append(f"{address[0]}:{address[1]}" if address else "?")
-    return " -> ".join(ends)
 
 
 def _ids(method: Frame) -> tuple[int, int]:

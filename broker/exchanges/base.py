@@ -23,6 +23,7 @@ from leveret.protocol.field_table import Field, Table, encode_table, type_name
 
 if TYPE_CHECKING:
     from leveret.broker.exchanges.decorators import ExchangeDecorator
+    from leveret.broker.policies.policy import Policy
 
 ALTERNATE_EXCHANGE = "alternate-exchange"
 
@@ -113,6 +114,9 @@ class Exchange:
     arguments: Table = field(default_factory=dict)
     # Where a message goes that matched nothing: the argument, else what a policy says.
     alternate: str | None = None
+    # What applies to it; written by policies/live.py alone.
+    policy: Policy | None = None
+    operator_policy: Policy | None = None
     # Decorators that follow this exchange, and those among them that add destinations.
     decorators: tuple[ExchangeDecorator, ...] = ()
     route_decorators: tuple[ExchangeDecorator, ...] = ()

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from leveret.broker.flow import Bump, CreditFlow
@@ -23,14 +24,19 @@ from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.consumers import ChannelState, Consumer, Consumers
 from leveret.broker.queues.counters import QueueCounters
-from leveret.broker.queues.hooks import NoLimits, QueueHooks
+from leveret.broker.queues.dead_lettering import DeadLetters, Surroundings
+from leveret.broker.queues.delivery_count import with_delivery_count
+from leveret.broker.queues.expiry import MessageExpiry, QueueExpiry
+from leveret.broker.queues.length_limit import LengthLimit
 from leveret.broker.queues.units import QueuePart
 from leveret.protocol.errors import ChannelException, precondition_failed
-from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue, Confirm
+from leveret.protocol.message import NEEDS_EXPIRATION
+from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue, Confirm, Entry, Nothing
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
+    from leveret.broker.queues.dead_letter import Reason
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.queues.record import Queue
     from leveret.protocol.message import Message
@@ -62,14 +68,32 @@ class QueueActor:
         clock: Clock,
         settings: Settings,
         decorators: Sequence[QueueDecorator] = (),
+        surroundings: Surroundings | None = None,
     ) -> None:
+        """Without ``surroundings`` there is nowhere to dead-letter to."""
         self.queue = queue
         self.mailbox: Mailbox = queue.mailbox
         self.counters = QueueCounters(clock)
         self._backing = make_backing(self._wake)
         self._on_deleted = on_deleted
         self._decorators = decorators
-        self._hooks: QueueHooks = NoLimits()
+        options = queue.effective
+        self._limit = LengthLimit(options)
+        self._expiry = MessageExpiry(
+            clock, lambda: self.mailbox.put_urgent(c.DropExpired()), options.message_ttl_ms
+        )
+        self._lifetime = QueueExpiry(
+            clock, lambda: self.mailbox.put_urgent(c.ExpireQueue()), options.expires_ms
+        )
+        self._dead = DeadLetters(queue, self._backing, surroundings, clock, options)
+        # After so many returns a message is dead; None: never.
+        self._delivery_limit = options.delivery_limit
+        # Deliveries say how often the message has come back.
+        self._shows_delivery_count = options.queue_type == "quorum"
+        self._is_exact = options.message_ttl_exact
+        self._backing.set_exact(is_exact=self._is_exact)
+        # There are limits or times to keep: publishes take the longer way.
+        self._is_ruled = self._has_rules()
         self._flow = CreditFlow(
             self.mailbox, settings.credit_flow_initial, settings.credit_flow_more_after
         )
@@ -83,6 +107,9 @@ class QueueActor:
         # Units whose commit has begun and has not ended: their messages have positions, so
         # nothing else may be published until they are here.
         self._parts_committing = 0
+        # What units that this queue has joined are to bring: it has its place already.
+        self._expected = 0
+        self._expected_bytes = 0
         # Channels that have published or asked something here; told when the queue goes.
         self._senders: set[Mailbox] = set()
         # Sequence numbers to confirm at the end of the batch, per publishing channel.
@@ -125,6 +152,10 @@ class QueueActor:
             c.ChannelDown: self._on_channel_down,
             c.Loaded: self._on_loaded,
             c.Terminate: self._on_terminate,
+            c.DropExpired: self._on_drop_expired,
+            c.ExpireQueue: self._on_expire_queue,
+            c.UnitEnded: self._on_unit_ended,
+            c.PolicyChanged: self._on_policy_changed,
             c.ReportRamDuration: self._on_report_ram_duration,
             c.SetRamDuration: self._on_set_ram_duration,
             Bump: self._on_store_bump,
@@ -136,11 +167,15 @@ class QueueActor:
         """Take batches until the queue is deleted."""
         mailbox = self.mailbox
         self._tell_decorators("startup")
+        self._lifetime.used()
+        # What came back may have expired, or be too much, meanwhile.
+        self._keep_rules()
         while self._is_alive:
             # While the store is behind, publishes wait in their lane, and their senders' credit.
             await mailbox.turn(urgent_only=self._must_wait)
             self._take_control()
             if self._is_alive:
+                self._keep_rules()
                 delivered = self._deliver_waiting()
                 self._take_publishes(delivered)
                 self._deliver_waiting()
@@ -182,13 +217,19 @@ class QueueActor:
             elif self._patience and len(lane) < PATIENT_RUNS:
                 self._patience -= 1
                 return
+        store = self._store_credit
         while lane and self._is_alive and messages < limit and size < TURN_BYTES:
+            # A unit that is kept in memory alone is committed by the last Prepare itself.
+            if store.is_blocked or self._parts_committing:
+                break
             command = lane.popleft()
             try:
                 if type(command) is c.Delivery:
                     messages += len(command.messages)
                     size += command.size
                     self._on_delivery(command)
+                    if self._is_ruled:
+                        self._keep_rules()
                 else:
                     messages += 1
                     self._handlers[type(command)](command)
@@ -222,10 +263,8 @@ class QueueActor:
                 self._flow.ack(sender, delivery.cost)
         messages = delivery.messages
         count = len(messages)
-        if self._hooks.is_active and self._hooks.refuses(delivery):
-            if delivery.confirm_first:
-                first = delivery.confirm_first
-                sender.put_urgent(c.Refused(self.mailbox, first, first + count - 1))
+        if self._is_ruled or delivery.needs & NEEDS_EXPIRATION:
+            self._on_ruled_delivery(delivery)
             return
         # Only what is to outlive the broker is confirmed later, by the backing queue [78].
         first = delivery.confirm_first
@@ -246,8 +285,57 @@ class QueueActor:
         self._enqueue(messages, sender, first, delivery.largest)
         self.counters.publish += count
 
+    def _on_ruled_delivery(self, delivery: c.Delivery) -> None:
+        """The same where there are limits or times: in runs that are alike in both."""
+        sender, largest = delivery.sender, delivery.largest
+        confirm = delivery.confirm_first
+        for messages, expires_at_ms in self._expiry.runs(delivery.messages):
+            at, count = 0, len(messages)
+            while at < count:
+                taken, refused = self._admit(messages[at:] if at else messages)
+                if refused:
+                    end = at + refused
+                    if confirm:
+                        last = confirm + refused - 1
+                        sender.put_urgent(c.Refused(self.mailbox, confirm, last))
+                        confirm = last + 1
+                    if self._limit.dead_letters_refused and self._dead.is_wanted:
+                        self._dead.add_refused(messages[at:end], "maxlen")
+                    self.counters.refuse += refused
+                    at = end
+                    continue
+                end = at + taken
+                for run in _by_persistence(messages[at:end]) if confirm else (messages[at:end],):
+                    first = confirm
+                    if confirm:
+                        confirm += len(run)
+                        if not (self.queue.durable and run[0].persistent):
+                            # Only what is to outlive the broker is confirmed later [78].
+                            self._confirm(sender, first, confirm - 1)
+                            first = 0
+                    self._enqueue(run, sender, first, largest, expires_at_ms)
+                self.counters.publish += taken
+                at = end
+
+    def _admit(self, messages: Sequence[Message]) -> tuple[int, int]:
+        """How many from the front may come in, or else how many must not [77]."""
+        limit = self._limit
+        if not limit.refuses:
+            return len(messages), 0
+        length, size = self._length_to_be()
+        if self._consumers.has_ready and not length:
+            # What a consumer takes does not count: one by one.
+            messages = messages[:1]
+        taken = limit.accepted(messages, length, size)
+        return taken, 0 if taken else limit.refused(messages, length, size)
+
     def _enqueue(
-        self, messages: Sequence[Message], sender: Mailbox, confirm_first: int, largest: int
+        self,
+        messages: Sequence[Message],
+        sender: Mailbox,
+        confirm_first: int,
+        largest: int,
+        expires_at_ms: int | None = None,
     ) -> None:
         """To consumers what they can take now, the rest to the backing queue.
 
@@ -256,7 +344,7 @@ class QueueActor:
         at = 0
         count = len(messages)
         if self._consumers.has_ready and self._backing.is_empty():
-            at = self._attempt_delivery(messages, sender, confirm_first, largest)
+            at = self._attempt_delivery(messages, sender, confirm_first, largest, expires_at_ms)
         if at == count:
             return
         if at:
@@ -268,12 +356,22 @@ class QueueActor:
             if confirm_first
             else None
         )
-        self._backing.publish(messages, confirm)
-        if self._hooks.is_active:
-            self._hooks.published()
+        if self._expiry.ttl_ms == 0 and not self._dead.is_wanted:
+            # Nobody took it at once, and that was its only chance [81].
+            self._backing.discard(messages, confirm)
+            self.counters.expire += len(messages)
+            return
+        self._backing.publish(messages, confirm, expires_at_ms)
+        if expires_at_ms is not None:
+            self._is_ruled = True
 
     def _attempt_delivery(
-        self, messages: Sequence[Message], sender: Mailbox, confirm_first: int, largest: int
+        self,
+        messages: Sequence[Message],
+        sender: Mailbox,
+        confirm_first: int,
+        largest: int,
+        expires_at_ms: int | None,
     ) -> int:
         """Hand out from the front while consumers are ready; return how many went."""
         at, count = 0, len(messages)
@@ -292,8 +390,11 @@ class QueueActor:
             if consumer.no_ack:
                 self._backing.discard(run, confirm)
             else:
-                first_seq = self._backing.publish_delivered(run, confirm)
-                seq_ids = list(range(first_seq, first_seq + share))
+                given = self._backing.publish_delivered(run, confirm, expires_at_ms)
+                seq_ids = list(given)
+                if expires_at_ms is not None:
+                    # It may come back.
+                    self._is_ruled = True
             cost = share if largest < LARGE else share + (len(run[0].body) >> 14)
             self._send(consumer, list(run), seq_ids, cost, redelivered=False)
             at += share
@@ -304,7 +405,18 @@ class QueueActor:
     def _on_prepare(self, prepare: c.Prepare) -> None:
         """Reserve what a unit is to do here; nothing of it happens before its commit begins."""
         channel = prepare.sender
-        self._know(channel)
+        if not prepare.is_optional:
+            # Queues that dead-letter want to know nothing more.
+            self._know(channel)
+        messages = prepare.messages
+        if messages and self._limit.refuses:
+            taken = self._limit.accepted(messages, *self._length_to_be())
+            if taken < len(messages):
+                if not prepare.is_optional:
+                    prepare.unit.refuse()
+                    return
+                self.counters.refuse += len(messages) - taken
+                messages = messages[:taken]
         state = self._consumers.channels.get(channel)
         settled: dict[int, Consumer | None] = {}
         if state is not None:
@@ -312,19 +424,36 @@ class QueueActor:
             settled = {
                 seq_id: unacked.pop(seq_id) for seq_id in prepare.settled if seq_id in unacked
             }
-        runs = [(prepare.messages, None)] if prepare.messages else []
-        prepared = self._backing.prepare(runs, settled.keys())
+        prepared = self._backing.prepare(self._expiry.runs(messages), settled.keys())
+        size = sum([len(message.body) for message in messages])
+        self._expected += len(messages)
+        self._expected_bytes += size
         prepare.unit.join(
-            QueuePart(self.mailbox, self._stall, prepared, channel, settled, len(prepare.messages))
+            QueuePart(self.mailbox, self._stall, prepared, channel, settled, len(messages), size)
+        )
+
+    def _length_to_be(self) -> tuple[int, int]:
+        """Messages and bytes that are ready, those included that units are about to bring."""
+        return (
+            len(self._backing) + self._expected,
+            self._backing.ready_bytes + self._expected_bytes,
         )
 
     def _stall(self) -> None:
         self._parts_committing += 1
 
+    def _no_longer_expected(self, part: QueuePart) -> None:
+        self._expected -= part.count
+        self._expected_bytes -= part.size
+
     def _on_part_committed(self, committed: c.PartCommitted) -> None:
         part = committed.part
-        self._parts_committing -= 1
+        if part.count:
+            self._parts_committing -= 1
+            self._no_longer_expected(part)
         part.prepared.commit()
+        if self._backing.may_expire:
+            self._is_ruled = True
         self.counters.publish += part.count
         self.counters.ack += len(part.settled)
         consumers = [consumer for consumer in part.settled.values() if consumer is not None]
@@ -338,9 +467,9 @@ class QueueActor:
     def _on_part_voided(self, voided: c.PartVoided) -> None:
         """As if it had never been: the channel holds its deliveries again, if it is there."""
         part = voided.part
+        self._no_longer_expected(part)
         if part.settled and part.channel.is_closed:
-            self._backing.requeue(sorted(part.settled))
-            self.counters.requeue += len(part.settled)
+            self._return(sorted(part.settled))
         elif part.settled:
             self._consumers.channel(part.channel).unacked.update(part.settled)
 
@@ -359,9 +488,10 @@ class QueueActor:
                 break
             consumer, share = granted
             try:
+                # What has expired is still to be dead-lettered: it is fetched as pending.
                 entries = backing.fetch(
                     share,
-                    ack_required=not consumer.no_ack,
+                    ack_required=self._is_ruled or not consumer.no_ack,
                     max_bytes=consumer.channel.window * LARGE,
                 )
             except Exception:
@@ -372,6 +502,10 @@ class QueueActor:
                 consumers.unused(consumer, share)
                 self._is_loading = entries is LOADING
                 break
+            if self._is_ruled:
+                entries = self._without_expired(entries)
+                if consumer.no_ack:
+                    backing.ack([entry.seq_id for entry in entries])
             if len(entries) < share:
                 consumers.unused(consumer, share - len(entries))
             self._send_entries(consumer, entries)
@@ -388,6 +522,8 @@ class QueueActor:
                 end += 1
             run = entries[at:end] if at or end < count else entries
             messages = [entry.message for entry in run]
+            if self._shows_delivery_count:
+                messages = [self._with_delivery_count(entry) for entry in run]
             seq_ids = None if consumer.no_ack else [entry.seq_id for entry in run]
             cost = len(run) + sum([len(message.body) >> 14 for message in messages])
             self._send(consumer, messages, seq_ids, cost, redelivered=redelivered)
@@ -443,13 +579,36 @@ class QueueActor:
 
     def _on_reject(self, reject: c.Reject) -> None:
         settled = self._settle(reject.channel, reject.seq_ids)
-        self._backing.ack(settled)
+        self._bury(settled, "rejected")
         self.counters.reject += len(settled)
 
     def _on_requeue(self, requeue: c.Requeue) -> None:
-        settled = self._settle(requeue.channel, requeue.seq_ids)
-        self._backing.requeue(settled)
-        self.counters.requeue += len(settled)
+        self._return(self._settle(requeue.channel, requeue.seq_ids))
+
+    def _return(self, seq_ids: Sequence[int]) -> None:
+        """Back to their places; those that came back too often die instead."""
+        if self._delivery_limit is not None or self._shows_delivery_count:
+            counts = self._backing.count_returns(seq_ids)
+            limit = self._delivery_limit
+            if limit is not None:
+                over = {each for each, count in zip(seq_ids, counts, strict=True) if count > limit}
+                if over:
+                    self._bury(sorted(over), "delivery_limit")
+                    seq_ids = [seq_id for seq_id in seq_ids if seq_id not in over]
+        self._backing.requeue(seq_ids)
+        self.counters.requeue += len(seq_ids)
+
+    def _bury(self, seq_ids: Sequence[int], reason: Reason) -> None:
+        """Pending messages die: to the dead-letter exchange, if there is one."""
+        if self._dead.is_wanted:
+            self._dead.add_pending(seq_ids, reason)
+            self._is_ruled = True
+        else:
+            self._backing.ack(seq_ids)
+
+    def _with_delivery_count(self, entry: Entry) -> Message:
+        count = self._backing.delivery_count(entry.seq_id)
+        return with_delivery_count(entry.message, count)
 
     def _settle(self, channel: Mailbox, seq_ids: Sequence[int]) -> Sequence[int]:
         """Take deliveries off a channel's account; return those that were on it."""
@@ -507,6 +666,7 @@ class QueueActor:
             consume.channel.put_urgent(c.Failed(error))
             return
         self._had_consumer = True
+        self._lifetime.stop()
         consume.channel.put_urgent(c.Done())
 
     def _on_cancel(self, cancel: c.Cancel) -> None:
@@ -516,7 +676,7 @@ class QueueActor:
         if state is not None:
             state.last = None
         cancel.channel.put_urgent(c.Done())
-        self._delete_if_unused()
+        self._consumers_left()
 
     def _on_channel_down(self, down: c.ChannelDown) -> None:
         self._senders.discard(down.channel)
@@ -525,13 +685,18 @@ class QueueActor:
         self._waiting_gets = [get for get in self._waiting_gets if get.channel is not down.channel]
         state = self._consumers.remove_channel(down.channel)
         if state is not None and state.unacked:
-            self._backing.requeue(sorted(state.unacked))
-            self.counters.requeue += len(state.unacked)
-        self._delete_if_unused()
+            self._return(sorted(state.unacked))
+        self._consumers_left()
 
-    def _delete_if_unused(self) -> None:
-        if self.queue.auto_delete and self._had_consumer and not len(self._consumers):
+    def _consumers_left(self) -> None:
+        """Some may have been the last."""
+        if len(self._consumers):
+            return
+        if self.queue.auto_delete and self._had_consumer:
             self._end()
+        elif self._had_consumer:
+            self._had_consumer = self.queue.auto_delete
+            self._lifetime.used()
 
     def _know(self, channel: Mailbox) -> None:
         """It remembers us, too: whoever ends first tells the other."""
@@ -545,10 +710,11 @@ class QueueActor:
         if get.channel.is_closed:
             # Its ChannelDown has overtaken the question: nobody would settle what it is given.
             return
+        self._lifetime_renewed()
         if self._is_loading:
             self._waiting_gets.append(get)
             return
-        entries = self._backing.fetch(1, ack_required=not get.no_ack, max_bytes=1)
+        entries = self._fetch_one(ack_required=not get.no_ack)
         if entries is LOADING:
             self._is_loading = True
             self._waiting_gets.append(get)
@@ -557,6 +723,9 @@ class QueueActor:
             get.channel.put_urgent(c.GetEmpty())
         else:
             entry = entries[0]
+            message = entry.message
+            if self._shows_delivery_count:
+                message = self._with_delivery_count(entry)
             if get.no_ack:
                 self.counters.get_no_ack += 1
             else:
@@ -566,8 +735,25 @@ class QueueActor:
                 self.counters.redeliver += 1
             seq_id = None if get.no_ack else entry.seq_id
             get.channel.put_urgent(
-                c.GetOk(self.mailbox, entry.message, seq_id, entry.redelivered, len(self._backing))
+                c.GetOk(self.mailbox, message, seq_id, entry.redelivered, len(self._backing))
             )
+
+    def _fetch_one(self, *, ack_required: bool) -> list[Entry] | Nothing:
+        """The first that has not expired."""
+        if not self._is_ruled:
+            return self._backing.fetch(1, ack_required=ack_required, max_bytes=1)
+        while True:
+            entries = self._backing.fetch(1, ack_required=True, max_bytes=1)
+            if entries is LOADING or entries is EMPTY:
+                return entries
+            entries = self._without_expired(entries)
+            if entries:
+                if not ack_required:
+                    self._backing.ack([entries[0].seq_id])
+                # What the answer counts as left is not what has expired behind it.
+                if not self._is_exact:
+                    self._drop_expired()
+                return entries
 
     def _wake(self) -> None:
         """Called by the backing queue when it has read what it was asked for."""
@@ -576,12 +762,14 @@ class QueueActor:
     def _on_loaded(self, loaded: c.Loaded) -> None:
         self._resume_backing()
         self._is_loading = False
+        self._keep_rules()
         gets, self._waiting_gets = self._waiting_gets, []
         for get in gets:
             self._on_get(get)
 
     def _on_count(self, count: c.Count) -> None:
         self._know(count.channel)
+        self._lifetime_renewed()
         count.channel.put_urgent(c.CountOk(len(self._backing), len(self._consumers)))
 
     def _on_purge(self, purge: c.Purge) -> None:
@@ -597,7 +785,150 @@ class QueueActor:
             delete.channel.put_urgent(c.Failed(precondition_failed(f"{name} not empty")))
         else:
             delete.channel.put_urgent(c.Done(len(self._backing)))
+            self.queue.deleted_by = delete.user
             self._end()
+
+    # --- limits and times ------------------------------------------------------------------------
+
+    def _has_rules(self) -> bool:
+        return (
+            self._limit.drops_head
+            or self._limit.refuses
+            or self._expiry.ttl_ms is not None
+            or self._backing.may_expire
+            or not self._dead.is_idle
+        )
+
+    def _keep_rules(self) -> None:
+        """Drop what is too much or too old, and send on what is dead [82, 83]."""
+        if not self._is_ruled:
+            return
+        if self._limit.drops_head:
+            self._drop_head()
+        if self._backing.may_expire:
+            if self._is_exact or self._backing.next_due_ms() is not None:
+                self._drop_due()
+            if not self._is_exact:
+                self._drop_expired()
+        if not self._dead.is_idle and not self._dead.step(self.mailbox):
+            self._is_loading = True
+        self._is_ruled = self._has_rules()
+
+    def _drop_head(self) -> None:
+        backing, limit = self._backing, self._limit
+        while not self._is_loading:
+            surplus = limit.surplus(len(backing), backing.ready_bytes)
+            if not surplus or self._dead.is_full:
+                return
+            if self._dead.is_wanted:
+                entries = backing.fetch(surplus, ack_required=True, max_bytes=LARGE << 6)
+                if entries is LOADING:
+                    self._is_loading = True
+                elif entries is not EMPTY:
+                    self._dead.add(entries, "maxlen")
+                    self.counters.drop += len(entries)
+            else:
+                dropped = backing.drop(surplus)
+                if dropped is LOADING:
+                    self._is_loading = True
+                else:
+                    self.counters.drop += dropped
+
+    def _drop_expired(self) -> None:
+        """From the head, as far as they are due; then wait for the next [83]."""
+        backing = self._backing
+        now_ms = self._expiry.now_ms()
+
+        def is_due(entry: Entry) -> bool:
+            return entry.expires_at_ms is not None and entry.expires_at_ms <= now_ms
+
+        while not self._is_loading and not self._dead.is_full:
+            head = backing.peek()
+            if head is LOADING:
+                self._is_loading = True
+            elif head is EMPTY:
+                self._expiry.arm(None)
+                return
+            elif not is_due(head):
+                self._expiry.arm(head.expires_at_ms)
+                return
+            elif self._dead.is_wanted:
+                entries = backing.fetch_while(is_due, TURN_MESSAGES, max_bytes=TURN_BYTES)
+                if entries is LOADING:
+                    self._is_loading = True
+                else:
+                    self._dead.add(entries, "expired")
+                    self.counters.expire += len(entries)
+            else:
+                dropped = backing.drop_while(is_due)
+                if dropped is LOADING:
+                    self._is_loading = True
+                else:
+                    self.counters.expire += dropped
+
+    def _drop_due(self) -> None:
+        """With exact expiry: from anywhere, in order of due time."""
+        now_ms = self._expiry.now_ms()
+        while not self._is_loading and not self._dead.is_full:
+            next_ms = self._backing.next_due_ms()
+            if next_ms is None or next_ms > now_ms:
+                self._expiry.arm(next_ms)
+                return
+            due = self._backing.take_due(now_ms, TURN_MESSAGES)
+            if due is LOADING:
+                self._is_loading = True
+            else:
+                self.counters.expire += len(due)
+                self._bury(due, "expired")
+
+    def _without_expired(self, entries: list[Entry]) -> list[Entry]:
+        """Fetched, and pending: those whose time is over are not to be delivered."""
+        now_ms = self._expiry.now_ms()
+        expired = [
+            entry
+            for entry in entries
+            if entry.expires_at_ms is not None and entry.expires_at_ms <= now_ms
+        ]
+        if not expired:
+            return entries
+        self.counters.expire += len(expired)
+        if self._dead.is_wanted:
+            self._dead.add(expired, "expired")
+        else:
+            self._backing.ack([entry.seq_id for entry in expired])
+        return [entry for entry in entries if entry not in expired]
+
+    def _on_drop_expired(self, drop: c.DropExpired) -> None:
+        self._is_ruled = True
+
+    def _on_unit_ended(self, ended: c.UnitEnded) -> None:
+        self._dead.on_unit_ended(is_committed=ended.is_committed)
+        self._is_ruled = True
+
+    def _lifetime_renewed(self) -> None:
+        if self._lifetime.expires_ms is not None and not len(self._consumers):
+            self._lifetime.used()
+
+    def _on_expire_queue(self, expire: c.ExpireQueue) -> None:
+        if not len(self._consumers):
+            self._end()
+
+    def _on_policy_changed(self, changed: c.PolicyChanged) -> None:
+        """What is here keeps the expiry it was given when it came."""
+        options = changed.options
+        self._limit = LengthLimit(options)
+        self._expiry.ttl_ms = options.message_ttl_ms
+        self._dead.configure(options)
+        self._delivery_limit = options.delivery_limit
+        if options.expires_ms != self._lifetime.expires_ms:
+            self._lifetime.expires_ms = options.expires_ms
+            self._lifetime.stop()
+            self._lifetime_renewed()
+        self._backing.set_lazy(is_lazy=options.queue_mode == "lazy")
+        self._is_exact = options.message_ttl_exact
+        self._backing.set_exact(is_exact=self._is_exact)
+        self._is_ruled = True
+        self._tell_decorators("policy_changed")
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -628,6 +959,8 @@ class QueueActor:
 
     def _on_terminate(self, terminate: c.Terminate) -> None:
         self._is_alive = False
+        self._expiry.arm(None)
+        self._lifetime.stop()
         self._backing.terminate()
 
     def spend(self, cost: int) -> None:
@@ -640,6 +973,7 @@ class QueueActor:
             return
         self._is_alive = False
         self._on_deleted(self.queue)
+        self._dead.leave()
         self._backing.delete_and_terminate()
         self._finish_confirms()
         self.say_goodbye(crashed=False)
@@ -652,13 +986,20 @@ class QueueActor:
 
     def say_goodbye(self, *, crashed: bool) -> None:
         """Answer whoever still waits for this queue, in the order in which they asked."""
+        self._expiry.arm(None)
+        self._lifetime.stop()
+        if crashed:
+            self._dead.crash()
         for command in [*self._waiting_gets, *self._taken, *self.mailbox.close()]:
             if isinstance(command, c.Delivery):
                 command.sender.put_urgent(c.Unreceived(self.mailbox, command, crashed))
                 self._senders.add(command.sender)
             elif isinstance(command, c.Prepare):
-                command.unit.refuse()
-                self._senders.add(command.sender)
+                if command.is_optional:
+                    command.unit.leave_out()
+                else:
+                    command.unit.refuse()
+                    self._senders.add(command.sender)
             elif isinstance(command, (c.Get, c.Count, c.Purge, c.Delete, c.Consume, c.Cancel)):
                 command.channel.put_urgent(c.Gone())
                 self._senders.add(command.channel)
@@ -729,3 +1070,7 @@ def _split_by_persistence(delivery: c.Delivery) -> list[c.Delivery]:
         )
         at = end
     return parts
+
+
+def _by_persistence(messages: Sequence[Message]) -> list[Sequence[Message]]:
+    return [list(run) for _, run in groupby(messages, attrgetter("persistent"))]

@@ -134,6 +134,8 @@ CHECKS: dict[str, Check] = {
     "x-queue-leader-locator": _one_of(
         ("client-local", "balanced", "random", "least-leaders"), "invalid_queue_locator_arg"
     ),
+    # Ours alone, so it comes last.
+    "x-message-ttl-exact": _boolean,
 }
 
 CONSUMER_CHECKS: dict[str, Check] = {

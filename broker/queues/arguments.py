@@ -1,7 +1,8 @@
 """Queue arguments: what may be declared, what a redeclaration may not change, what it all means.
 
 Pure functions over typed tables. Upstream: channel/declare.py checks a queue.declare here and
-channel/consume.py a basic.consume; the queue actor reads the effective ``QueueArguments``.
+channel/consume.py a basic.consume; ``effective.py`` makes of ``QueueArguments`` and policies what
+the queue actor obeys.
 
 Two rules give this module its shape. A *new* queue has every argument of its type checked in
 RabbitMQ's order, and the first that fails is reported, so that clients see the text they know.
@@ -50,6 +51,7 @@ _KNOWN: dict[QueueType, tuple[str, ...]] = {
         "x-single-active-consumer",
         "x-queue-type",
         "x-queue-master-locator",
+        "x-message-ttl-exact",
     ),
     "quorum": (
         "x-dead-letter-exchange",
@@ -67,6 +69,7 @@ _KNOWN: dict[QueueType, tuple[str, ...]] = {
         "x-delivery-limit",
         "x-message-ttl",
         "x-queue-leader-locator",
+        "x-message-ttl-exact",
     ),
     "stream": (
         "x-max-length-bytes",
@@ -281,20 +284,21 @@ def check_equivalent(
 
 @dataclass(frozen=True, slots=True)
 class QueueArguments:
-    """The effective values of a checked table; None where there is no limit."""
+    """What a checked table says; None where it says nothing, so that a policy may."""
 
     message_ttl_ms: int | None = None
+    message_ttl_exact: bool | None = None
     expires_ms: int | None = None
     max_length: int | None = None
     max_length_bytes: int | None = None
-    overflow: Overflow = "drop-head"
+    overflow: Overflow | None = None
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     max_priority: int | None = None
     single_active_consumer: bool = False
-    queue_mode: QueueMode = "default"
+    queue_mode: QueueMode | None = None
     queue_type: QueueType = "classic"
-    queue_version: int = 1
+    queue_version: int | None = None
     delivery_limit: int | None = None
 
     @classmethod
@@ -313,18 +317,20 @@ class QueueArguments:
             return None if field is None else cast(str, field.value)
 
         single_active = arguments.get("x-single-active-consumer")
+        exact = arguments.get("x-message-ttl-exact")
         return cls(
             message_ttl_ms=integer("x-message-ttl"),
+            message_ttl_exact=None if exact is None else bool(exact.value),
             expires_ms=integer("x-expires"),
             max_length=integer("x-max-length"),
             max_length_bytes=integer("x-max-length-bytes"),
-            overflow=cast(Overflow, string("x-overflow") or "drop-head"),
+            overflow=cast("Overflow | None", string("x-overflow")),
             dead_letter_exchange=string("x-dead-letter-exchange"),
             dead_letter_routing_key=string("x-dead-letter-routing-key"),
             max_priority=integer("x-max-priority"),
             single_active_consumer=single_active is not None and bool(single_active.value),
-            queue_mode=cast(QueueMode, string("x-queue-mode") or "default"),
+            queue_mode=cast("QueueMode | None", string("x-queue-mode")),
             queue_type=_type_of(arguments),
-            queue_version=integer("x-queue-version") or 1,
+            queue_version=integer("x-queue-version"),
             delivery_limit=integer("x-delivery-limit"),
         )

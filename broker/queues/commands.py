@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from leveret.broker.mailbox import Mailbox
 
 if TYPE_CHECKING:
+    from leveret.broker.queues.effective import QueueOptions
     from leveret.broker.queues.limiter import Limiter
     from leveret.broker.queues.units import QueuePart
     from leveret.protocol.errors import ChannelException
@@ -32,6 +33,7 @@ class Delivery:
         "is_mandatory",
         "largest",
         "messages",
+        "needs",
         "persistent",
         "sender",
         "size",
@@ -50,6 +52,7 @@ class Delivery:
         persistent: int,
         *,
         is_mandatory: bool,
+        needs: int = 0,
     ) -> None:
         self.messages = messages
         self.sender = sender
@@ -62,6 +65,8 @@ class Delivery:
         # How many of the messages are persistent.
         self.persistent = persistent
         self.is_mandatory = is_mandatory
+        # All that any of the messages needs (protocol/message.py).
+        self.needs = needs
         # Written by the sender alone: queues it went to, and queues that handed it back.
         self.targets = 0
         self.unreceived = 0
@@ -78,6 +83,8 @@ class Prepare:
     sender: Mailbox
     messages: Sequence[Message]
     settled: Sequence[int]
+    # A queue that cannot take part is left out; False: nothing of the unit happens without it.
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,7 @@ class Delete:
     channel: Mailbox
     if_unused: bool
     if_empty: bool
+    user: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,13 @@ class ReportRamDuration:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """Another policy applies, or the same says something else: this is what counts from now on."""
+
+    options: QueueOptions
+
+
+@dataclass(frozen=True, slots=True)
 class SetRamDuration:
     """So long may messages in memory last; infinity: as long as they like."""
 
@@ -145,7 +160,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Discard (and, once there is a dead-letter exchange, dead-letter)."""
+    """Discard; or dead-letter, where there is a dead-letter exchange."""
 
     channel: Mailbox
     seq_ids: Sequence[int]
@@ -211,6 +226,16 @@ class PartVoided:
     """The unit came to nothing."""
 
     part: QueuePart
+
+
+@dataclass(frozen=True, slots=True)
+class DropExpired:
+    """The message at the head is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireQueue:
+    """Nobody has used the queue for as long as it lives without."""
 
 
 @dataclass(frozen=True, slots=True)

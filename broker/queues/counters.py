@@ -20,11 +20,14 @@ class QueueCounters:
         "ack",
         "deliver",
         "deliver_no_ack",
+        "drop",
+        "expire",
         "get",
         "get_empty",
         "get_no_ack",
         "publish",
         "redeliver",
+        "refuse",
         "reject",
         "requeue",
     )
@@ -41,6 +44,10 @@ class QueueCounters:
         self.ack = 0
         self.reject = 0
         self.requeue = 0
+        # Too much (drop-head), too old, and turned away (reject-publish).
+        self.drop = 0
+        self.expire = 0
+        self.refuse = 0
         # Whether some consumer could take a message, since when, and how that was on average.
         self._is_ready = False
         self._since = clock.monotonic()

@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues.arguments import QueueArguments
+from leveret.broker.queues.effective import QueueOptions, effective
 from leveret.broker.resource import Resource
 
 if TYPE_CHECKING:
+    from leveret.broker.policies.policy import Policy
     from leveret.protocol.field_table import Table
 
 
 class Owner(Protocol):
     """The connection of an exclusive queue."""
+
+    @property
+    def pid(self) -> str: ...
 
     @property
     def exclusive_queues(self) -> set[Queue]: ...
@@ -33,11 +38,19 @@ class Queue:
     arguments: Table
     # The same, parsed.
     options: QueueArguments
+    # What applies to it, and what that comes to with its arguments: written by policies/live.py
+    # alone. The actor begins with this and hears of changes (PolicyChanged).
+    policy: Policy | None = field(init=False, default=None)
+    operator_policy: Policy | None = field(init=False, default=None)
+    effective: QueueOptions = field(init=False)
     mailbox: Mailbox = field(init=False)
+    # The user whose queue.delete ended it; None while it lives, or where nobody asked for its end.
+    deleted_by: str | None = field(init=False, default=None)
     # What the store knows it by; 0 without a store.
     store_id: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        self.effective = effective(self.options)
         self.mailbox = Mailbox(str(self.name))
 
     @property

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor import QueueActor
+from leveret.storage.priority_queue import PriorityQueue
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
+    from leveret.broker.queues.dead_lettering import Surroundings
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.queues.record import Queue
     from leveret.storage.backing_queue import BackingQueue
@@ -40,6 +42,7 @@ class QueueSupervisor:
         settings: Settings,
         decorators: Callable[[], Iterable[QueueDecorator]],
         before_restart: Callable[[], Awaitable[None]],
+        surroundings: Surroundings | None = None,
     ) -> None:
         self._make_backing = make_backing
         self._on_deleted = on_deleted
@@ -48,6 +51,7 @@ class QueueSupervisor:
         self._decorators = decorators
         # What a crashed queue had handed over must be on disk before it is read again.
         self._before_restart = before_restart
+        self._surroundings = surroundings
         self.actors: dict[Queue, QueueActor] = {}
         self._tasks: dict[Queue, asyncio.Task[None]] = {}
 
@@ -62,6 +66,7 @@ class QueueSupervisor:
             self._clock,
             self._settings,
             active,
+            self._surroundings,
         )
         self.actors[queue] = actor
         self._tasks[queue] = asyncio.create_task(self._supervise(actor), name=str(queue.name))
@@ -95,18 +100,31 @@ class QueueSupervisor:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def stop(self) -> None:
+    async def stop(self, patience_s: float = STOP_S) -> None:
         """End all tasks, after what was put before; queues are not deleted."""
         tasks = list(self._tasks.values())
         for queue in self._tasks:
             queue.mailbox.put(c.Terminate())
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=STOP_S)
+            _, late = await asyncio.wait(tasks, timeout=patience_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._tasks.clear()
         self.actors.clear()
+
+
+def with_priorities(make_backing: BackingFactory) -> BackingFactory:
+    """The same, but for a queue with priorities: one for each of them."""
+
+    def make(queue: Queue, wake: Callable[[], None], spend: Callable[[int], None]) -> BackingQueue:
+        if not queue.options.max_priority:
+            return make_backing(queue, wake, spend)
+        return PriorityQueue(
+            queue.options.max_priority, lambda priority: make_backing(queue, wake, spend)
+        )
+
+    return make
 
 
 def _follows(decorator: QueueDecorator, queue: Queue) -> bool:

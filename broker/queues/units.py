@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class QueuePart:
-    __slots__ = ("_mailbox", "_stall", "channel", "count", "prepared", "settled")
+    __slots__ = ("_mailbox", "_stall", "channel", "count", "prepared", "settled", "size")
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class QueuePart:
         channel: Mailbox,
         settled: dict[int, Consumer | None],
         count: int,
+        size: int = 0,
     ) -> None:
         """``stall`` is called when the queue must take no publishes until the part has ended."""
         self._mailbox = mailbox
@@ -38,15 +39,17 @@ class QueuePart:
         # Whose deliveries are settled, taken off its account; who was given them.
         self.channel = channel
         self.settled = settled
-        # How many messages it publishes.
+        # How many messages it publishes, and their bytes.
         self.count = count
+        self.size = size
 
     @property
     def is_void(self) -> bool:
         return self._mailbox.is_closed
 
     def gather(self, batch: Batch) -> None:
-        self._stall()
+        if self.count:
+            self._stall()
         self.prepared.gather(batch)
 
     def committed(self) -> None:

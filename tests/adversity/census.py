@@ -30,8 +30,8 @@ from leveret.broker.queues.limiter import Limiter
 from leveret.broker.queues.record import Queue
 from leveret.protocol.assembler import Assembler
 from leveret.storage.memory_queue import MemoryQueue
-from leveret.storage.queue_index import QueueIndex
 from leveret.storage.msg_status import MsgStatus
+from leveret.storage.queue_index import QueueIndex
 from leveret.storage.variable_queue import VariableQueue
 
 if TYPE_CHECKING:

@@ -138,7 +138,7 @@ async def test_backup_for_machines(
     answer = output(capsys)
     assert answer["ok"] is True
     assert answer["size_bytes"] == file.stat().st_size
-    assert [entry["name"] for entry in answer["files"]] == [FILE]
+    assert [entry["name"] for entry in answer["files"]] == ["broker.db", FILE]
     assert await run("restore", file, "--data", tmp_path / "new", "--json") == 0
     answer = output(capsys)
     assert (answer["ok"], answer["replaced"]) == (True, None)

@@ -31,6 +31,7 @@ class FakeBroker:
 
     def __init__(self, settings: Settings) -> None:
         self.port = 5999
+        self.vhosts = types.SimpleNamespace(down={})
         FakeBroker.started.append(settings)
 
     async def start(self) -> None:
@@ -203,6 +204,7 @@ STUCK_BROKER = """
 import asyncio, sys, types
 class Broker:
     port = 1
+    vhosts = types.SimpleNamespace(down={})
     def __init__(self, settings): pass
     async def start(self): pass
     async def stop(self): await asyncio.Event().wait()

@@ -109,22 +109,35 @@ def test_what_can_be_given_back_raises_no_alarm(stage: Stage) -> None:
 
 
 def test_a_small_limit_is_watched_more_closely(clock: VirtualClock) -> None:
-    """It could be passed by far between two looks."""
+    """It could be passed by far between two looks. The end comes as slowly as ever."""
     stage = Stage(clock, watermark=200_000_000)
-    queue = stage.queue()
     stage.used = 90_000_000
     stage.monitor.start()
-    assert questions(queue) == 1
     stage.used = 300_000_000
     clock.advance(0.25)
     assert stage.alarms.has(MEMORY)
-    # Targets come as slowly as ever, and so does the end.
-    assert not queue.urgent
     stage.used = 90_000_000
     clock.advance(2.2)
     assert stage.alarms.active
     clock.advance(0.1)
     assert not stage.alarms.active
+
+
+def test_memory_that_is_short_is_given_back_now_and_then(clock: VirtualClock) -> None:
+    """Not at each of the many looks: it takes a while, and publishers wait."""
+    stage = Stage(clock, watermark=200_000_000)
+    stage.used = 150_000_000
+    stage.monitor.start()
+    stage.releasable = 10_000_000
+    clock.advance(INTERVAL_S - 0.1)
+    assert stage.used == 150_000_000
+    clock.advance(0.1)
+    assert stage.used == 140_000_000
+    stage.used = 300_000_000
+    clock.advance(0.2)
+    stage.releasable = 10_000_000
+    clock.advance(0.5)
+    assert stage.used == 290_000_000
 
 
 def test_looks_every_two_and_a_half_seconds(stage: Stage) -> None:
@@ -200,6 +213,53 @@ def test_target(stage: Stage, ratio: float, target: float | None) -> None:
     expected = [] if target is None else [pytest.approx(target)]
     for mailbox in (quick, slow, resting):
         assert targets(mailbox) == expected
+
+
+def test_near_a_small_limit_whole_rounds_are_quick(clock: VirtualClock) -> None:
+    """A target that came after two seconds would come too late."""
+    stage = Stage(clock, watermark=200_000_000)
+    queue = stage.queue()
+    stage.used = 90_000_000
+    stage.monitor.start()
+    assert questions(queue) == 1
+    stage.report(queue, 1.0)
+    stage.used = 160_000_000
+    clock.advance(0.14)
+    # The round was short, and so is what the target grows in it.
+    round_s = 110_000_000 / (2 * 400_000_000)
+    target = pytest.approx((1.0 + round_s / INTERVAL_S) / 0.8)
+    assert questions(queue) == 1
+    assert targets(queue) == [target]
+
+
+def test_many_queues_are_not_asked_all_the_time(clock: VirtualClock) -> None:
+    """Each question costs a turn of a queue."""
+    stage = Stage(clock, watermark=200_000_000)
+    queues = [stage.queue(str(number)) for number in range(2_000)]
+    stage.used = 130_000_000
+    stage.monitor.start()
+    for _ in range(9):
+        stage.used += 2_000_000
+        clock.advance(0.1)
+    assert questions(queues[0]) == 1
+    stage.used += 2_000_000
+    clock.advance(0.2)
+    assert questions(queues[0]) == 1
+    assert questions(queues[-1]) == 2
+
+
+def test_queues_are_not_asked_all_the_time_while_memory_stands_still(clock: VirtualClock) -> None:
+    """A broker at rest in a small container stays at rest."""
+    stage = Stage(clock, watermark=100_000_000)
+    queue = stage.queue()
+    stage.used = 80_000_000
+    stage.monitor.start()
+    assert questions(queue) == 1
+    clock.advance(1.0)
+    assert questions(queue) == 0
+    stage.used += 2_000_000
+    clock.advance(0.1)
+    assert questions(queue) == 1
 
 
 def lower_target(stage: Stage, *mailboxes: Mailbox, to: float) -> None:

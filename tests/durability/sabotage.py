@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from leveret.broker.cli.main import main
 from leveret.protocol.message import Message
+from leveret.storage.database import COMMIT_ROWS, Batch
 from leveret.storage.queue_index import QueueIndex
+from leveret.storage.unit import Part, Unit
 
 
 def confirm_before_commit() -> None:
@@ -33,7 +35,41 @@ def forget_acks() -> None:
     setattr(QueueIndex, "remove", lambda self, removed: None)  # noqa: B010
 
 
-FAULTS = {fault.__name__: fault for fault in (confirm_before_commit, forget_acks)}
+class _PartAlone:
+    """The parts of a unit that are left, each in a commit of its own."""
+
+    def __init__(self, unit: Unit, parts: Sequence[Part]) -> None:
+        self._unit = unit
+        self._parts = parts
+
+    def gather(self, batch: Batch) -> None:
+        self._parts[0].gather(batch)
+        batch.rows += COMMIT_ROWS
+        batch.after.append(self._on_disk)
+
+    def _on_disk(self) -> None:
+        done, *rest = self._parts
+        done.committed()
+        if rest:
+            self._unit._put(_PartAlone(self._unit, rest))
+        else:
+            self._unit._finish(is_committed=True)
+
+
+def split_units() -> None:
+    """What several queues do together is written queue by queue."""
+    gather = Unit.gather
+
+    def gather_first(self: Unit, batch: Batch) -> None:
+        if self._parts:
+            _PartAlone(self, list(self._parts)).gather(batch)
+        else:
+            gather(self, batch)
+
+    setattr(Unit, "gather", gather_first)  # noqa: B010
+
+
+FAULTS = {fault.__name__: fault for fault in (confirm_before_commit, forget_acks, split_units)}
 
 if __name__ == "__main__":
     FAULTS[sys.argv.pop(1)]()

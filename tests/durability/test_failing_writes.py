@@ -6,8 +6,11 @@ import asyncio
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import aio_pika
 import pytest
+from pamqp.commands import Basic
 
 from tests.durability.disk import FailingDisk, SmallDisk
 from tests.durability.trial import Trial
@@ -78,6 +81,39 @@ async def test_kill_while_writes_fail(tmp_path: Path, disk_library: Path) -> Non
         await end(trial)
         disk.recover()
         await assert_kept(trial)
+
+
+async def test_stop_while_writes_fail(tmp_path: Path, disk_library: Path) -> None:
+    """It does not wait for ever, and what is left is what a kill would have left."""
+    with FailingDisk(tmp_path, disk_library) as disk:
+        disk.env["LEVERET_STORE_CLOSE_TIMEOUT_S"] = "0.5"
+        port = disk.start()
+        async with await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{port}/") as client:
+            channel = await client.channel()
+            queue = await channel.declare_queue("jobs", durable=True)
+            kept = aio_pika.Message(b"kept", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            await channel.default_exchange.publish(kept, queue.name)
+            disk.fail()
+            lost = aio_pika.Message(b"lost", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            unconfirmed = asyncio.ensure_future(channel.default_exchange.publish(lost, queue.name))
+            await wait_until(lambda: disk.failures >= 2, "failures")
+            await asyncio.to_thread(disk.stop)
+            assert not isinstance(await settled(unconfirmed), Basic.Ack)
+        assert "nothing could be written for 0.5 s" in disk.read_log()
+        disk.recover()
+        port = disk.start()
+        async with await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{port}/") as client:
+            queue = await (await client.channel()).get_queue("jobs")
+            again = await queue.get()
+            assert (again.body, again.redelivered) == (b"kept", True)
+            assert await queue.get(fail=False) is None
+        disk.stop()
+
+
+async def settled(future: asyncio.Future[Any]) -> object:
+    """What it gave, or raised."""
+    await asyncio.wait([future])
+    return future.exception() or future.result()
 
 
 @pytest.mark.slow

@@ -14,8 +14,6 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from tests.integration.pending import PENDING
-
 
 @pytest.fixture(scope="module")
 def amqp_url(request: pytest.FixtureRequest) -> str:
@@ -45,14 +43,3 @@ async def channel(connection: AbstractConnection) -> AsyncIterator[AbstractChann
     """A channel in confirm mode: after `await publish(...)` the message is in its queues."""
     async with connection.channel() as channel:
         yield channel
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of what is not built yet are expected to fail, here and not against RabbitMQ."""
-    if os.environ.get("LEVERET_TEST_AMQP_URL"):
-        return
-    for item in items:
-        reason = PENDING.get(getattr(item, "originalname", item.name))
-        if reason is not None:
-            # They would only wait for what never comes.
-            item.add_marker(pytest.mark.xfail(reason=reason, run=False))

@@ -530,7 +530,7 @@ async def test_a_backlog_is_paged_out_and_drains_in_order(
 
 @pytest.mark.slow
 async def test_a_small_machine_takes_a_backlog_larger_than_its_memory(tmp_path: Path) -> None:
-    """The process itself, and its own memory: the alarm comes, paging ends it, nothing is lost."""
+    """The process itself, and its own memory: what does not fit is paged out, nothing is lost."""
     count, size = 200_000, 1000
     with running_broker(tmp_path, "--memory-high-watermark", "120MiB") as process:
         statm = Path(f"/proc/{process.pid}/statm")
@@ -572,5 +572,5 @@ async def test_a_small_machine_takes_a_backlog_larger_than_its_memory(tmp_path: 
             assert await consume_numbers(client, "q", count) == list(range(count))
         watching.cancel()
         # What comes between two looks is not known before the second.
-        assert highest < 300 << 20
+        assert highest < 140 << 20
         assert "bug" not in process.read_log()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from leveret.broker.config import Settings
 from leveret.broker.queues.commands import DeleteNow, Delivery
 from leveret.broker.server import Broker
 from leveret.protocol.codec import make
+from tests.support.flood import STEP_S, Flood
 from tests.support.held_queues import (
     HeldQueues,
     channels,
@@ -31,12 +32,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
-# A socket that has taken nothing for so long is taken for blocked.
-BLOCKED_S = 0.25
-STEP_S = 0.01
 DEADLINE_S = 20.0
-# More than the kernel keeps for a socket that nobody reads.
-FLOOD_BYTES = 96 << 20
 # What is read from a socket in one turn of the loop: libuv reads up to 32 times 256 KiB.
 UNCUT_BYTES = 8 << 20
 
@@ -53,62 +49,6 @@ async def publisher(held: HeldQueues, broker: Broker) -> AsyncIterator[RawClient
     async with await RawClient.open(broker.port) as client:
         yield client
         held.release()
-
-
-class Flood:
-    """Numbered messages for a socket, as many as it takes."""
-
-    def __init__(
-        self,
-        client: RawClient,
-        key: str,
-        *,
-        size: int,
-        exchange: str = "",
-        channels: Sequence[int] = (1,),
-    ) -> None:
-        """Several ``channels`` take turns."""
-        self._client = client
-        self._size = size
-        self._key, self._exchange, self._channels = key, exchange, channels
-        # Whole messages handed to the socket; of the next one, the part that was not.
-        self.sent = 0
-        self._rest = b""
-
-    def _next(self) -> bytes:
-        body = struct.pack(">Q", self.sent).ljust(self._size, b".")
-        channel = self._channels[self.sent % len(self._channels)]
-        return publish(channel, self._key, body, exchange=self._exchange)
-
-    async def until_blocked(self) -> None:
-        """Send until the socket takes nothing for a while; fails if it takes far too much."""
-        quiet_s = 0.0
-        while quiet_s < BLOCKED_S:
-            self._rest = self._rest or self._next()
-            taken = self._client.send_some(self._rest)
-            if taken:
-                quiet_s = 0.0
-                self._rest = self._rest[taken:]
-                self.sent += not self._rest
-                assert self.sent * self._size < FLOOD_BYTES, "the publisher is not slowed"
-                if self.sent % 50 == 0:
-                    await asyncio.sleep(0)
-            else:
-                await asyncio.sleep(STEP_S)
-                quiet_s += STEP_S
-
-    async def finish_message(self) -> None:
-        """Send what is missing of the last message, which was begun."""
-        if self._rest:
-            await self._client.send(self._rest)
-            self.sent += 1
-            self._rest = b""
-
-    async def send_more(self, count: int) -> None:
-        await self.finish_message()
-        for _ in range(count):
-            await self._client.send(self._next())
-            self.sent += 1
 
 
 async def declare(client: RawClient, queue: str, *, exclusive: bool = False) -> None:

@@ -17,7 +17,12 @@ from leveret.protocol.field_table import (
     TableError,
     check_table,
     decode_table,
+    decode_value,
     encode_table,
+    join_array,
+    join_table,
+    split_array,
+    split_table,
     table_from_python,
     to_python,
     type_name,
@@ -30,6 +35,51 @@ def test_a_table_survives_both_ways(table: Table) -> None:
     raw = encode_table(table)
     assert decode_table(raw, 0) == (table, len(raw))
     assert check_table(raw, 0, len(raw)) == len(raw)
+
+
+@given(tables)
+def test_a_table_is_split_and_joined(table: Table) -> None:
+    raw = b"??" + encode_table(table)
+    pairs = split_table(raw, 2)
+    assert join_table(pairs) == raw[2:]
+    names = [name.decode("utf-8", "surrogateescape") for name, _ in pairs]
+    assert dict(zip(names, [decode_value(value) for _, value in pairs], strict=True)) == table
+    for field, (_, value) in zip(table.values(), pairs, strict=True):
+        if field.tag == "A":
+            items = split_array(value, 1)
+            assert [decode_value(item) for item in items] == field.value
+            assert b"A" + join_array(items) == value
+
+
+@given(tables, st.data())
+def test_a_table_that_is_cut_short_cannot_be_split(table: Table, data: st.DataObject) -> None:
+    """Nor is anything read beyond its end."""
+    raw = encode_table(table)
+    if len(raw) == 4:
+        return
+    size = data.draw(st.integers(1, len(raw) - 5)) if len(raw) > 5 else 0
+    cut = sized(raw[4 : 4 + size])
+    try:
+        pairs = split_table(cut, 0)
+    except TableError:
+        return
+    assert join_table(pairs) == cut
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"\x00\x00\x00\x09\x01k", id="length"),
+        pytest.param(b"\x00\x00\x00\x02\x01k", id="key"),
+        pytest.param(b"\x00\x00\x00\x04\x01kI\x00" + bytes(8), id="integer"),
+        pytest.param(b"\x00\x00\x00\x03\x01kb", id="octet"),
+        pytest.param(b"\x00\x00\x00\x07\x01kS\x00\x00\x00\x01" + bytes(8), id="string"),
+        pytest.param(b"\x00\x00\x00\x03\x01k?", id="unknown-type"),
+    ],
+)
+def test_what_cannot_be_split(raw: bytes) -> None:
+    with pytest.raises(TableError):
+        split_table(raw, 0)
 
 
 @given(plain_tables)

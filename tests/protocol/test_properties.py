@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from pamqp.header import ContentHeader
 
 from leveret.protocol.codec import (
     Properties,
+    headers_span,
     pick_delivery_mode,
     pick_expiration,
     pick_headers,
@@ -22,9 +23,10 @@ from leveret.protocol.codec import (
     pick_reply_to,
     pick_user_id,
     read_properties,
+    without_expiration,
     write_properties,
 )
-from leveret.protocol.field_table import to_python
+from leveret.protocol.field_table import Table, encode_table, to_python
 from leveret.protocol.hot import scan_properties
 from leveret.protocol.message import (
     NEEDS_EXPIRATION,
@@ -73,6 +75,24 @@ def test_pickers_agree_with_reading_everything(wanted: Properties) -> None:
     assert pick_reply_to(header) == wanted.reply_to
     assert pick_expiration(header) == wanted.expiration
     assert pick_user_id(header) == wanted.user_id
+
+
+@given(properties())
+def test_an_expiration_is_cut_out(wanted: Properties) -> None:
+    header, expiration = without_expiration(write_properties(wanted))
+    cut = None if expiration is None else expiration.decode("utf-8", "surrogateescape")
+    assert cut == wanted.expiration
+    assert read_properties(header) == replace(wanted, expiration=None)
+
+
+@given(properties(), tables)
+def test_headers_are_put_in_place_of_others_or_where_there_were_none(
+    wanted: Properties, headers: Table
+) -> None:
+    header = write_properties(wanted)
+    flags, start, end = headers_span(header)
+    changed = flags + header[2:start] + encode_table(headers) + header[end:]
+    assert read_properties(changed) == replace(wanted, headers=headers)
 
 
 @given(properties())

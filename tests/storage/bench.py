@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 from leveret.protocol.message import Message
-from leveret.storage.backing_queue import LOADING, BackingQueue, Confirm, Entry, Nothing, Predicate
+from leveret.storage.backing_queue import (
+    LOADING,
+    BackingQueue,
+    Confirm,
+    Entry,
+    Nothing,
+    Predicate,
+    Prepared,
+)
+from leveret.storage.database import Batch
 from leveret.storage.memory_queue import MemoryQueue
+from leveret.storage.priority_queue import PriorityQueue
+from tests.storage.priority_stage import MAX_PRIORITY, staged
 from tests.storage.stage import Driven, Stage
 
 T = TypeVar("T")
@@ -24,6 +35,36 @@ class Seen(NamedTuple):
 
     body: str
     redelivered: bool = False
+
+
+class UnitOfOne:
+    """What was prepared, as a unit of its own: begun and committed when the test likes."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        begun: Callable[[], None] = lambda: None,
+        committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._prepared = prepared
+        self._begun = begun
+        self._committed = committed
+        self.is_begun = False
+        self.is_committed = False
+        # The queue has ended meanwhile: on disk it happens all the same.
+        self.is_orphan = False
+
+    def gather(self, batch: Batch) -> None:
+        self._prepared.gather(batch)
+        self.is_begun = True
+        self._begun()
+        batch.after.append(self.on_disk)
+
+    def on_disk(self) -> None:
+        if not self.is_orphan:
+            self._prepared.commit()
+        self.is_committed = True
+        self._committed()
 
 
 class Bench:
@@ -72,10 +113,31 @@ class Bench:
             assert answer is not LOADING
         return answer
 
+    def prepare(self, *bodies: str, settled: Collection[int] = ()) -> UnitOfOne:
+        runs = [([self.message(body) for body in bodies], None)] if bodies else []
+        return UnitOfOne(self.queue.prepare(runs, settled))
+
+    def begin(self, unit: UnitOfOne) -> None:
+        """Its commit begins, and does not end if it has to write something."""
+        if self.stage is None:
+            unit.gather(Batch())
+            return
+        self.stage.call(partial(self.stage.database.put, unit))
+        while not unit.is_begun:
+            self.stage.turn()
+
+    def finish(self, unit: UnitOfOne) -> None:
+        """Its commit ends."""
+        if self.stage is None:
+            unit.on_disk()
+            return
+        while not unit.is_committed:
+            self.stage.turn()
+
     def publish(self, *bodies: str, confirm: Confirm | None = None) -> None:
         self.queue.publish([self.message(body) for body in bodies], confirm)
 
-    def publish_delivered(self, *bodies: str, confirm: Confirm | None = None) -> int:
+    def publish_delivered(self, *bodies: str, confirm: Confirm | None = None) -> Sequence[int]:
         return self.queue.publish_delivered([self.message(body) for body in bodies], confirm)
 
     def take(self, limit: int = 1000, *, max_bytes: int | None = None) -> list[Entry]:
@@ -187,6 +249,31 @@ def variable(
     return make
 
 
+def _priorities(bench: Bench) -> BackingQueue:
+    return PriorityQueue(MAX_PRIORITY, lambda priority: MemoryQueue(bench.wake))
+
+
+def _priorities_loading(bench: Bench) -> BackingQueue:
+    chance = random.Random(4)
+    return PriorityQueue(
+        MAX_PRIORITY, lambda priority: MemoryQueue(bench.wake, chance, bench.call_soon)
+    )
+
+
+def _priorities_paging(bench: Bench) -> BackingQueue:
+    bench.stage, queue = staged(bench.wake, is_paging=True)
+    bench.gives_all = False
+    bench.persistent = True
+    return queue
+
+
+# Those that keep several priorities apart; the shared suite uses one.
+PRIORITIES: dict[str, Callable[[Bench], BackingQueue]] = {
+    "priorities": _priorities,
+    "priorities-loading": _priorities_loading,
+    "priorities-paging": _priorities_paging,
+}
+
 IMPLEMENTATIONS: dict[str, Callable[[Bench], BackingQueue]] = {
     "memory": _memory,
     "memory-loading": _memory_loading,
@@ -196,4 +283,5 @@ IMPLEMENTATIONS: dict[str, Callable[[Bench], BackingQueue]] = {
     "transient": variable(persistent=False),
     "transient-paging": variable(persistent=False, is_paging=True),
     "not-durable-paging": variable(is_durable=False, is_paging=True),
+    **PRIORITIES,
 }

@@ -11,17 +11,17 @@ SCHEMA = files("leveret.storage").joinpath("schema.sql").read_text()
 FILE = "vhosts/%2F.db"
 # Two queues share a body; 'jobs' has two messages besides, one of them with its body embedded.
 SOUND = """
-INSERT INTO meta VALUES ('schema_version', 1), ('vhost', x'2f'), ('clean', 1);
+INSERT INTO meta VALUES ('schema_version', 2), ('vhost', x'2f'), ('clean', 1);
 INSERT INTO exchange VALUES ('orders', 'fanout', 0, 0, x'00000000');
 INSERT INTO queue VALUES (1, 'jobs', 0, x'00000000'), (2, 'mail', 0, x'00000000');
 INSERT INTO binding VALUES ('orders', 'queue', 'jobs', '', x'00000000');
 INSERT INTO body VALUES (7, 2, zeroblob(5000)), (8, 1, zeroblob(6000));
 INSERT INTO message VALUES
-    ((1 << 40) | 0, 3, 256, NULL, x'0000', NULL, x'0000', NULL, x'414243'),
-    ((1 << 40) | 1, 5000, 256, NULL, x'0000', NULL, x'0000', 7, NULL),
-    ((1 << 40) | 5, 6000, 256, NULL, x'0000', NULL, x'0000', 8, NULL),
-    ((2 << 40) | 0, 5000, 256, NULL, x'0000', NULL, x'0000', 7, NULL);
-INSERT INTO counter VALUES (1, 6, 3, 11003, -1), (2, 1, 1, 5000, -1);
+    ((1 << 40) | 0, 3, 256, NULL, x'0000', NULL, x'0000', NULL, x'414243', 0),
+    ((1 << 40) | 1, 5000, 256, NULL, x'0000', NULL, x'0000', 7, NULL, 0),
+    ((1 << 40) | 5, 6000, 256, NULL, x'0000', NULL, x'0000', 8, NULL, 0),
+    ((2 << 40) | 0, 5000, 256, NULL, x'0000', NULL, x'0000', 7, NULL, 0);
+INSERT INTO counter VALUES (1, 6, 3, 11003, -1, 0), (2, 1, 1, 5000, -1, 0);
 """
 
 

@@ -98,13 +98,19 @@ class Stage:
         [(highest,)] = self.rows("SELECT max(id) FROM body")
         self.store = MessageStore(EMBED_BELOW, (highest or 0) + 1)
         self.transient_store = MessageStore(EMBED_BELOW)
-        found = self.rows(f"SELECT * FROM counter WHERE queue_id = {QUEUE_ID}")
+        self.queue = self.make(is_clean=is_clean)
+
+    def make(self, *, is_clean: bool) -> VariableQueue:
+        return self.make_variable(QUEUE_ID, is_clean=is_clean)
+
+    def make_variable(self, queue_id: int, *, is_clean: bool) -> VariableQueue:
+        found = self.rows(f"SELECT * FROM counter WHERE queue_id = {queue_id}")
         counters = Counters(*found[0][1:]) if found else Counters()
-        index = QueueIndex(self.database, self.store, QUEUE_ID, counters)
-        self.queue = VariableQueue(
+        index = QueueIndex(self.database, self.store, queue_id, counters)
+        return VariableQueue(
             self._wake,
             index if self._is_durable else None,
-            lambda: QueueIndex(self.transient, self.transient_store, QUEUE_ID, Counters()),
+            lambda: QueueIndex(self.transient, self.transient_store, queue_id, Counters()),
             lambda: 0.0,
             is_clean=is_clean,
             is_lazy=self.is_lazy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leveret.storage.backing_queue import EMPTY, Confirm, Entry
-from tests.storage.bench import Bench, Seen
+from tests.storage.bench import Bench, Seen, UnitOfOne
 
 
 def ids(entries: list[Entry]) -> list[int]:
@@ -25,10 +25,15 @@ def test_first_in_first_out(bench: Bench) -> None:
     assert bench.all_ready() == [Seen("a"), Seen("b"), Seen("c")]
 
 
-def test_seq_ids_of_a_run_are_consecutive(bench: Bench) -> None:
-    first = bench.publish_delivered("a", "b", "c")
-    bench.publish("d")
-    assert ids(bench.take()) == [first + 3]
+def test_seq_ids_are_in_order(bench: Bench) -> None:
+    """Also over several calls: a message keeps the one it got."""
+    given = [*bench.publish_delivered("a", "b", "c"), *bench.publish_delivered("d")]
+    assert given == sorted(set(given))
+    bench.publish("e")
+    bench.queue.requeue(given)
+    taken = ids(bench.take())
+    assert taken[:-1] == given
+    assert taken[-1] > given[-1]
 
 
 def test_fetch_takes_no_more_than_the_limit(bench: Bench) -> None:
@@ -95,16 +100,16 @@ def test_requeue_behind_all_others(bench: Bench) -> None:
     """A message that went straight to a consumer may be younger than all that wait."""
     older = bench.publish_delivered("a")
     younger = bench.publish_delivered("b", "c")
-    bench.queue.requeue([older])
-    bench.queue.requeue([younger + 1])
-    bench.queue.requeue([younger])
+    bench.queue.requeue(older)
+    bench.queue.requeue(younger[1:])
+    bench.queue.requeue(younger[:1])
     assert bench.all_ready() == [Seen("a", True), Seen("b", True), Seen("c", True)]
 
 
 def test_requeue_goes_before_what_was_published_later(bench: Bench) -> None:
-    first = bench.publish_delivered("a")
+    given = bench.publish_delivered("a")
     bench.publish("b")
-    bench.queue.requeue([first])
+    bench.queue.requeue(given)
     assert bench.all_ready() == [Seen("a", True), Seen("b")]
 
 
@@ -242,8 +247,8 @@ def test_expiry_is_kept(bench: Bench) -> None:
 
 
 def test_requeue_keeps_the_expiry(bench: Bench) -> None:
-    first = bench.queue.publish_delivered([bench.message("a")], None, 1000)
-    bench.queue.requeue([first])
+    given = bench.queue.publish_delivered([bench.message("a")], None, 1000)
+    bench.queue.requeue(given)
     [entry] = bench.take()
     assert entry.expires_at_ms == 1000
 
@@ -340,6 +345,91 @@ def test_a_message_that_is_gone_is_still_confirmed(bench: Bench) -> None:
     bench.publish("a", confirm=Confirm("port", 1, 1))
     bench.queue.ack(ids(bench.take()))
     assert confirmed(bench) == [("port", 1)]
+
+
+# --- units -------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_unit_happens_before_its_commit_ends(bench: Bench) -> None:
+    bench.publish("a", "b")
+    [held] = ids(bench.take(1))
+    unit = bench.prepare("c", "d", settled=[held])
+    assert (len(bench.queue), bench.queue.depth()) == (1, 2)
+    bench.begin(unit)
+    if not unit.is_committed:
+        assert (len(bench.queue), bench.queue.depth()) == (1, 2)
+    bench.finish(unit)
+    assert (len(bench.queue), bench.queue.depth()) == (3, 3)
+    assert bench.all_ready() == [Seen("b"), Seen("c"), Seen("d")]
+
+
+def test_a_unit_that_is_dropped_leaves_no_trace(bench: Bench) -> None:
+    bench.publish("a")
+    [held] = ids(bench.take())
+    bench.prepare("c", "d", settled=[held])
+    bench.publish("b")
+    bench.queue.requeue([held])
+    assert bench.all_ready() == [Seen("a", True), Seen("b")]
+
+
+def test_what_is_published_before_a_commit_begins_comes_first(bench: Bench) -> None:
+    unit = bench.prepare("b")
+    bench.publish("a")
+    bench.begin(unit)
+    bench.finish(unit)
+    bench.publish("c")
+    entries = bench.take()
+    assert bodies(entries) == "abc"
+    assert ids(entries) == sorted(ids(entries))
+
+
+def test_other_work_goes_on_while_a_unit_is_committed(bench: Bench) -> None:
+    bench.publish(*"abcdef")
+    a, b, c, d = ids(bench.take(4))
+    unit = bench.prepare("g", "h", settled=[b, d])
+    bench.begin(unit)
+    bench.queue.ack([a])
+    bench.queue.requeue([c])
+    assert bench.drop(1) == 1
+    bench.finish(unit)
+    assert bench.all_ready() == [Seen("e"), Seen("f"), Seen("g"), Seen("h")]
+    assert bench.queue.depth() == 0
+
+
+def test_a_purge_while_a_unit_is_committed(bench: Bench) -> None:
+    """What the unit brings was not there yet, and what it settles is not ready."""
+    bench.publish(*"abcdef")
+    held = ids(bench.take(2))
+    unit = bench.prepare("g", settled=held[:1])
+    bench.begin(unit)
+    if not unit.is_committed:
+        assert bench.queue.purge() == 4
+        bench.finish(unit)
+        assert bench.all_ready() == [Seen("g")]
+    bench.queue.requeue(held)
+    assert Seen("b", True) in bench.all_ready()
+
+
+def test_what_a_unit_settles_is_off_the_disk_with_it(bench: Bench) -> None:
+    """Bodies large and small; of those that are on disk at all."""
+    bench.publish("a", "b" * 20, "c")
+    held = ids(bench.take(2))
+    unit = bench.prepare("d" * 20, settled=held)
+    bench.begin(unit)
+    bench.finish(unit)
+    assert bodies(bench.take()) == "c" + "d" * 20
+    if bench.stage is not None:
+        bench.stage.check_files()
+        [(rows,)] = bench.stage.rows("SELECT count(*) FROM message")
+        assert rows in (0, 2)
+
+
+def test_a_unit_keeps_the_expiry(bench: Bench) -> None:
+    runs = [([bench.message("a")], 1000), ([bench.message("b")], None)]
+    unit = UnitOfOne(bench.queue.prepare(runs, []))
+    bench.begin(unit)
+    bench.finish(unit)
+    assert [entry.expires_at_ms for entry in bench.take()] == [1000, None]
 
 
 # --- the end -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from leveret.protocol.message import Message
 from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
-from tests.storage.bench import Bench
+from tests.storage.bench import Bench, UnitOfOne
 
 
 @dataclass(eq=False)
@@ -29,6 +29,8 @@ class Slot:
     is_pending: bool
     seq_id: int | None = None
     redelivered: bool = False
+    # Pending, and settled by the unit that was prepared: by nobody else.
+    is_reserved: bool = False
 
 
 runs = st.lists(st.sampled_from(["", "a", "bb", "cccc"]), min_size=1, max_size=6)
@@ -47,6 +49,9 @@ class BackingQueueModel(RuleBasedStateMachine):
         self.wakes_due: int | None = None
         self.published = 0
         self.confirmed: list[int] = []
+        # What was prepared and is neither committed nor dropped, and what it publishes.
+        self.unit: UnitOfOne | None = None
+        self.fresh: list[Slot] = []
 
     def new_body(self, body: str) -> str:
         return body
@@ -61,6 +66,14 @@ class BackingQueueModel(RuleBasedStateMachine):
     @property
     def pending(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.is_pending]
+
+    @property
+    def reserved(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.is_reserved]
+
+    @property
+    def is_committing(self) -> bool:
+        return self.unit is not None and self.unit.is_begun
 
     def confirm(self, count: int) -> Confirm:
         first = self.published + 1
@@ -105,21 +118,23 @@ class BackingQueueModel(RuleBasedStateMachine):
 
     # --- rules -----------------------------------------------------------------------------
 
+    @precondition(lambda self: not self.is_committing)
     @rule(bodies=runs, expiry=expiries)
     def publish(self, bodies: list[str], expiry: int | None) -> None:
         bodies = [self.new_body(body) for body in bodies]
         self.queue.publish(self.messages(bodies), self.confirm(len(bodies)), expiry)
         self.slots += [Slot(body, expiry, is_pending=False) for body in bodies]
 
-    @precondition(lambda self: not self.ready)  # or it would overtake
+    @precondition(lambda self: not self.ready and not self.is_committing)  # or it would overtake
     @rule(bodies=runs, expiry=expiries)
     def publish_delivered(self, bodies: list[str], expiry: int | None) -> None:
         bodies = [self.new_body(body) for body in bodies]
-        first = self.queue.publish_delivered(
+        given = self.queue.publish_delivered(
             self.messages(bodies), self.confirm(len(bodies)), expiry
         )
         self.slots += [
-            Slot(body, expiry, is_pending=True, seq_id=first + at) for at, body in enumerate(bodies)
+            Slot(body, expiry, is_pending=True, seq_id=seq_id)
+            for body, seq_id in zip(bodies, given, strict=True)
         ]
 
     @rule(bodies=runs)
@@ -213,6 +228,56 @@ class BackingQueueModel(RuleBasedStateMachine):
             slot.is_pending = False
             slot.redelivered = True
 
+    @precondition(lambda self: self.unit is None)
+    @rule(bodies=st.one_of(st.just([]), runs), expiry=expiries, data=st.data())
+    def prepare(self, bodies: list[str], expiry: int | None, data: st.DataObject) -> None:
+        bodies = [self.new_body(body) for body in bodies]
+        chosen = self.choose_pending(data)
+        self.fresh = [Slot(body, expiry, is_pending=False) for body in bodies]
+        for slot in chosen:
+            slot.is_reserved = True
+        prepared = self.queue.prepare(
+            [([self.unit_message(body) for body in bodies], expiry)] if bodies else [],
+            [slot.seq_id for slot in chosen if slot.seq_id is not None],
+        )
+        self.unit = UnitOfOne(prepared, self.unit_begun, self.unit_committed)
+
+    @precondition(lambda self: self.unit is not None and not self.unit.is_begun)
+    @rule()
+    def begin_unit(self) -> None:
+        assert self.unit is not None
+        self.bench.begin(self.unit)
+
+    @precondition(lambda self: self.is_committing)
+    @rule()
+    def finish_unit(self) -> None:
+        assert self.unit is not None
+        self.bench.finish(self.unit)
+
+    @precondition(lambda self: self.unit is not None and not self.unit.is_begun)
+    @rule()
+    def drop_unit(self) -> None:
+        """It was void: as if nobody had asked."""
+        self.forget_unit()
+
+    def unit_message(self, body: str) -> Message:
+        return self.bench.message(body)
+
+    def unit_begun(self) -> None:
+        """Its messages have their positions."""
+
+    def unit_committed(self) -> None:
+        for slot in self.reserved:
+            self.remove(slot)
+        self.slots += self.fresh
+        self.forget_unit()
+
+    def forget_unit(self) -> None:
+        self.unit = None
+        self.fresh = []
+        for slot in self.reserved:
+            slot.is_reserved = False
+
     @rule(strangers=st.lists(st.integers(10_000, 10_010)), again=st.booleans())
     def settle_strangers(self, strangers: list[int], again: bool) -> None:
         """Ids that were never given, and of messages that are ready, are ignored."""
@@ -260,6 +325,8 @@ class BackingQueueModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """In the end everything can be had, in order, and all of it was confirmed."""
+        if self.is_committing:
+            self.finish_unit()
         self.bench.run_scheduled()
         self.confirms_come_once()
         assert sorted(self.confirmed) == list(range(1, self.published + 1))
@@ -267,11 +334,11 @@ class BackingQueueModel(RuleBasedStateMachine):
         self.queue.requeue(pending)
         for slot in self.pending:
             slot.is_pending, slot.redelivered = False, True
-        left = [(slot.body, slot.redelivered) for slot in self.slots]
+        left = [(slot.body, slot.redelivered) for slot in self.ready]
         assert [tuple(seen) for seen in self.bench.all_ready()] == left
 
     def choose_pending(self, data: st.DataObject) -> list[Slot]:
-        pending = self.pending
+        pending = [slot for slot in self.pending if not slot.is_reserved]
         if not pending:
             return []
         places = data.draw(st.lists(st.integers(0, len(pending) - 1), unique=True))

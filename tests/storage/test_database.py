@@ -15,11 +15,12 @@ import aiosqlite
 import pytest
 
 from leveret.storage import database as module
-from leveret.storage.database import Batch, Database, RangeDrop, Statement
+from leveret.storage.database import Database, RangeDrop, Statement
 from leveret.storage.message_store import MessageStore
 from leveret.storage.queue_index import Counters, QueueIndex
 from tests.storage.bench import message
 from tests.storage.stage import SCHEMA, check_counters
+from tests.support.commit_gate import Gate, commit_gate
 from tests.support.waiting import wait_until
 
 
@@ -30,36 +31,10 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     await opened.abandon()
 
 
-class Gate:
-    """Holds commits in the writer's thread, or lets them fail; remembers their batches."""
-
-    def __init__(self) -> None:
-        self.commits: list[Batch] = []
-        self.failures: list[Exception] = []
-        self._open = threading.Event()
-        self._open.set()
-        self._commit = module._commit
-
-    def shut(self) -> None:
-        self._open.clear()
-
-    def open(self) -> None:
-        self._open.set()
-
-    def commit(self, connection: sqlite3.Connection, batch: Batch) -> float:
-        self.commits.append(batch)
-        assert self._open.wait(20)
-        if self.failures:
-            raise self.failures.pop(0)
-        return self._commit(connection, batch)
-
-
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate()
-    monkeypatch.setattr(module, "_commit", made.commit)
-    yield made
-    made.open()
+def gate() -> Iterator[Gate]:
+    with commit_gate() as gate:
+        yield gate
 
 
 def index_of(
@@ -243,14 +218,20 @@ async def test_a_message_acked_during_its_commit_is_deleted_by_the_next(
     await check_files(database)
 
 
-async def test_credit_comes_back_for_every_row(database: Database) -> None:
+async def test_credit_comes_back_when_all_is_committed_or_taken_back(
+    database: Database, gate: Gate
+) -> None:
     index = index_of(database)
     granted: list[int] = []
     index.granted = granted.append
-    write(index, 0, 1, 2)
+    gate.shut()
+    index.write([0, 1, 2], [message("x", persistent=True)] * 3, None, None, 7)
     index.remove([(1, 10, 0)])
+    await wait_until(lambda: gate.commits)
+    assert (granted, index.uncommitted_rows) == ([], 3)
+    gate.open()
     await database.wait_committed()
-    assert sum(granted) == 3
+    assert (granted, index.uncommitted_rows) == ([7], 0)
 
 
 async def forever(seconds: float) -> None:

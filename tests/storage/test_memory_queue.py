@@ -55,11 +55,11 @@ def test_nothing_wakes_after_the_end() -> None:
 def test_nothing_is_remembered_of_messages_that_are_gone() -> None:
     """Or a queue that lives long grows for ever."""
     queue = MemoryQueue(lambda: None)
-    first = queue.publish_delivered([message("a"), message("b"), message("c")], None, 5)
-    queue.requeue(range(first, first + 3))
+    given = queue.publish_delivered([message("a"), message("b"), message("c")], None, 5)
+    queue.requeue(given)
     assert queue.statistics()["redelivered"] == queue.statistics()["expiring"] == 3
     queue.fetch(1, ack_required=True)
-    queue.ack([first])
+    queue.ack(given[:1])
     queue.fetch(1, ack_required=False)
     queue.drop(1)
     assert queue.statistics()["redelivered"] == queue.statistics()["expiring"] == 0

@@ -413,8 +413,8 @@ def test_a_message_acked_before_its_commit_is_never_written(show: Show) -> None:
     show.stage.settle()
     commits = show.stage.database.numbers["commits"]
     run = [message("1", persistent=True)]
-    first = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 1)))
-    show.stage.call(lambda: show.queue.ack([first]))
+    given = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 1)))
+    show.stage.call(lambda: show.queue.ack(given))
     assert show.queue.drain_confirmed() == []
     show.stage.settle()
     assert show.queue.drain_confirmed() == [Confirm("port", 1, 1)]

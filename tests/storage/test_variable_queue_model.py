@@ -53,6 +53,27 @@ class VariableQueueModel(BackingQueueModel):
         super().remove(slot)
         self.going.add(slot.body)
 
+    def unit_message(self, body: str) -> Message:
+        return message(body, persistent="a" not in body)
+
+    def unit_begun(self) -> None:
+        """From here on they may be on disk; 0 is a number that is never confirmed."""
+        self.history.update({slot.body: 0 for slot in self.fresh if "a" not in slot.body})
+        self.expiries.update({slot.body: slot.expires_at_ms for slot in self.fresh})
+
+    def unit_committed(self) -> None:
+        """As good as confirmed; what was settled is off the disk, now and for ever."""
+        for slot in self.fresh:
+            if slot.body in self.history:
+                self.published += 1
+                self.confirmed.append(self.published)
+                self.history[slot.body] = self.published
+        settled = {slot.body for slot in self.reserved}
+        super().unit_committed()
+        self.going -= settled
+        for body in settled & self.history.keys():
+            del self.history[body]
+
     # --- rules -----------------------------------------------------------------------------
 
     @rule(turns=st.integers(1, 8))
@@ -95,6 +116,8 @@ class VariableQueueModel(BackingQueueModel):
     def restart(self, is_lazy: bool) -> None:
         """Stopped in order: everything persistent is there, marked if it was delivered."""
         self.stage.is_lazy = is_lazy
+        if self.unit is not None:
+            self.unit.is_orphan = True
         self.stage.stop()
         self.stage.start(is_clean=True)
         self.came_back([slot for slot in self.slots if slot.body in self.history])
@@ -113,6 +136,8 @@ class VariableQueueModel(BackingQueueModel):
         self.stage.start(is_clean=False)
         there = self.on_disk()
         bodies = [body for _, body in there]
+        if self.is_committing:
+            self.check_unit(bodies)
         order = list(self.history)
         assert bodies == sorted(bodies, key=order.index), "order"
         for body, number in self.history.items():
@@ -124,8 +149,20 @@ class VariableQueueModel(BackingQueueModel):
 
     # --- what it needs ---------------------------------------------------------------------
 
+    def check_unit(self, bodies: list[str]) -> None:
+        """All of what was being committed happened, or nothing."""
+        fresh = {slot.body for slot in self.fresh} & self.history.keys()
+        settled = {slot.body for slot in self.reserved}
+        is_there = bool(fresh & set(bodies))
+        if is_there:
+            assert fresh <= set(bodies), "half of it was published"
+            assert not settled & set(bodies), "published, but not settled"
+        if is_there or not fresh:
+            self.going |= settled
+
     def came_back(self, slots: list[Slot]) -> None:
         self.slots = slots
+        self.forget_unit()
         self.going.clear()
         self.wakes_due = None
         # What was not confirmed never will be.

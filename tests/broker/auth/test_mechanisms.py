@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from leveret.broker.auth.mechanisms import AmqPlain, AuthMechanism, MalformedResponse, Plain
-from leveret.broker.auth.users import Users
+from leveret.broker.auth.users import Users, make_user
 from leveret.protocol.field_table import encode_table, table_from_python
 
 
 @pytest.fixture(scope="module")
 def users() -> Users:
     users = Users()
-    users.add("guest", "secret")
-    users.add("jürgen", "pässword")
+    users.load([make_user("guest", "secret", ()), make_user("jürgen", "pässword", ())])
     return users
 
 

@@ -29,7 +29,9 @@ from leveret.broker.clock import VirtualClock
 from leveret.broker.flow import Bump
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor import LARGE, QueueActor
+from leveret.storage.database import Batch, Operation
 from leveret.storage.memory_queue import MemoryQueue
+from leveret.storage.unit import Unit
 from tests.broker.queues.bench import SETTINGS, Port, Scheduled, make_queue, message
 
 PORTS = 3
@@ -259,6 +261,60 @@ class QueueModel(RuleBasedStateMachine):
             client.volume = max(0, client.volume - counted)
         client.limiter.give_back(counted)
         self.done(more)
+
+    @rule(
+        at=ports,
+        count=st.integers(0, 4),
+        chosen=st.sets(st.integers(0, 9)),
+        fate=st.sampled_from(["committed", "void", "dies before", "dies after"]),
+    )
+    def transact(self, at: int, count: int, chosen: set[int], fate: str) -> None:
+        """Publish and ack as a unit; its channel may die before its commit begins, or after."""
+        self.rest()
+        client = self.clients[at]
+        held = sorted(client.held)
+        seq_ids = [held[place] for place in sorted(chosen) if place < len(held)]
+        if client.asked is not None:
+            return
+        slots = [Slot(len(self.slots) + number) for number in range(count)]
+        put: list[Operation] = []
+        unit = Unit(put.append, lambda is_committed: None)
+        unit.expect()
+        unit.begin()
+        messages = [message(b"%8d" % slot.order) for slot in slots]
+        self.queue.mailbox.put(c.Prepare(unit, client.mailbox, messages, seq_ids))
+        self.loop.run_until_complete(self.settled())
+        if fate in ("void", "dies before"):
+            unit.withdraw()
+        if fate == "dies before":
+            self.die(at, True)
+        batch = Batch()
+        put[0].gather(batch)
+        if fate == "committed":
+            self.forget(client, seq_ids)
+        elif fate == "dies after":
+            for seq_id in seq_ids:
+                client.held.pop(seq_id).slot.state = "gone"
+            self.die(at, True)
+        for call in batch.after:
+            call()
+        if fate in ("committed", "dies after"):
+            self.slots += slots
+        self.done(False)
+
+    def forget(self, client: Client, seq_ids: list[int]) -> None:
+        """They were settled for good."""
+        counted = 0
+        for seq_id in seq_ids:
+            holding = client.held.pop(seq_id)
+            holding.slot.state = "gone"
+            if holding.consumer is not None:
+                holding.consumer.held -= 1
+                counted += 1
+        if client.limit:
+            client.volume = max(0, client.volume - counted)
+        # The channel does so when it hears that the unit has ended.
+        client.limiter.give_back(counted)
 
     @rule(at=ports, more=together)
     def die(self, at: int, more: bool) -> None:

@@ -560,14 +560,15 @@ def test_nothing_said() -> None:
         expires_ms=None,
         max_length=None,
         max_length_bytes=None,
-        overflow="drop-head",
+        message_ttl_exact=None,
+        overflow=None,
         dead_letter_exchange=None,
         dead_letter_routing_key=None,
         max_priority=None,
         single_active_consumer=False,
-        queue_mode="default",
+        queue_mode=None,
         queue_type="classic",
-        queue_version=1,
+        queue_version=None,
         delivery_limit=None,
     )
 
@@ -586,10 +587,12 @@ def test_everything_said() -> None:
         queue_mode=Field("S", "lazy"),
         queue_type=Field("S", "classic"),
         queue_version=Field("I", 2),
+        message_ttl_exact=Field("t", False),
     )
     assert declare(arguments) is None
     assert QueueArguments.of(arguments) == QueueArguments(
         message_ttl_ms=0,
+        message_ttl_exact=False,
         expires_ms=2,
         max_length=0,
         max_length_bytes=4,

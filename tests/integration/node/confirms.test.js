@@ -48,7 +48,7 @@ test('an unroutable message that is not mandatory is confirmed and gone', async 
   await promisify(channel.publish.bind(channel))('', fresh('missing'), Buffer.from('lost'), {});
 });
 
-test('a full queue that rejects nacks the publisher', { skip: "length limits are not built yet" }, async (t) => {
+test('a full queue that rejects nacks the publisher', async (t) => {
   const channel = await openConfirmChannel(t);
   const { queue } = await channel.assertQueue('', {
     exclusive: true,

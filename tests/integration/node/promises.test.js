@@ -256,7 +256,7 @@ test('a request is answered over direct reply-to', async (t) => {
   assert.deepEqual([reply.content.toString(), reply.properties.correlationId], ['re: hello', '7']);
 });
 
-test('an expired message is dead-lettered with its history', { skip: "expiry is not built yet" }, async (t) => {
+test('an expired message is dead-lettered with its history', async (t) => {
   const channel = await openChannel(t);
   const graves = await channel.assertQueue('', { exclusive: true });
   const { queue } = await channel.assertQueue('', {

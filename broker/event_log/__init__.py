@@ -1,0 +1,1 @@
+"""The event log: what happened to every message and object, as JSON lines."""

@@ -1,0 +1,1 @@
+"""Policies: settings for queues and exchanges by the pattern of their names."""

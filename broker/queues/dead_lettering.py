@@ -1,0 +1,255 @@
+"""From a queue to its dead-letter exchange, a batch at a time, in order (DESIGN: units) [85, 86].
+
+Owned by the queue's actor. What is to die waits here, pending in the backing queue. One batch is
+under way: its copies in the target queues and its removal from this one are a unit, so a crash
+neither loses nor doubles a message. A target that refuses, or is gone, is left out, as RabbitMQ
+does; if nothing takes a message it is dropped.
+
+Upstream: ``actor.py`` (rejects, expiry, length and delivery limits). Downstream: the exchange, and
+the mailboxes of the queues it leads to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from leveret.broker.queues import commands as c
+from leveret.broker.queues.dead_letter import Burial, Reason, cycles
+from leveret.broker.queues.units import QueuePart
+from leveret.protocol.codec import pick_headers
+from leveret.storage.backing_queue import LOADING
+
+if TYPE_CHECKING:
+    from leveret.broker.clock import Clock
+    from leveret.broker.mailbox import Mailbox
+    from leveret.broker.queues.effective import QueueOptions
+    from leveret.broker.queues.record import Queue
+    from leveret.broker.vhost import Vhost
+    from leveret.protocol.field_table import Table
+    from leveret.protocol.message import Message
+    from leveret.storage.backing_queue import BackingQueue, Entry
+    from leveret.storage.unit import Unit
+
+# One unit takes so many messages and bytes.
+BATCH_MESSAGES = 500
+BATCH_BYTES = 1 << 20
+# From here on the queue keeps what is to die until some of it has gone.
+BACKLOG = 2_000
+
+
+class Surroundings(Protocol):
+    """What a queue needs of its virtual host."""
+
+    @property
+    def topology(self) -> Vhost[Queue]: ...
+
+    def make_unit(self, ended: Callable[[bool], object]) -> Unit: ...
+
+
+class _Dead(NamedTuple):
+    # None: it is no message of this queue (it was refused).
+    seq_id: int | None
+    # None: to be had of the backing queue.
+    message: Message | None
+    reason: Reason
+
+
+class SourcePart(QueuePart):
+    """The removal of what died. A queue that was deleted has nothing to remove, and need not be
+    there; one that crashed has its messages back."""
+
+    __slots__ = ("has_crashed",)
+
+    has_crashed: bool
+
+    @property
+    def is_void(self) -> bool:
+        return self.has_crashed
+
+
+class DeadLetters:
+    def __init__(
+        self,
+        queue: Queue,
+        backing: BackingQueue,
+        surroundings: Surroundings | None,
+        clock: Clock,
+        options: QueueOptions,
+    ) -> None:
+        self._queue = queue
+        self._backing = backing
+        self._surroundings = surroundings
+        self._clock = clock
+        self._waiting: deque[_Dead] = deque()
+        # What the unit under way takes, and its part in this queue.
+        self._under_way: list[_Dead] = []
+        self._part: SourcePart | None = None
+        # Messages that died, by reason.
+        self.counts: dict[str, int] = {}
+        self._exchange: str | None = None
+        self._routing_key: str | None = None
+        self.configure(options)
+
+    def configure(self, options: QueueOptions) -> None:
+        """A policy may change where to from now on."""
+        self._exchange = options.dead_letter_exchange
+        self._routing_key = options.dead_letter_routing_key
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is a dead-letter exchange, though it may not exist."""
+        return self._exchange is not None and self._surroundings is not None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= BACKLOG
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._under_way
+
+    # --- who dies --------------------------------------------------------------------------------
+
+    def add(self, entries: Iterable[Entry], reason: Reason) -> None:
+        """Fetched, and pending; or, if not wanted, gone."""
+        self._waiting.extend([_Dead(entry.seq_id, entry.message, reason) for entry in entries])
+
+    def add_pending(self, seq_ids: Iterable[int], reason: Reason) -> None:
+        """Pending since they were delivered; their messages may have left memory."""
+        self._waiting.extend([_Dead(seq_id, None, reason) for seq_id in seq_ids])
+
+    def add_refused(self, messages: Iterable[Message], reason: Reason) -> None:
+        self._waiting.extend([_Dead(None, message, reason) for message in messages])
+
+    # --- a batch ---------------------------------------------------------------------------------
+
+    def step(self, mailbox: Mailbox) -> bool:
+        """Begin a unit with what waits, unless one is under way; False: messages must be read."""
+        if self._under_way or not self._waiting:
+            return True
+        batch = self._next_batch()
+        if batch is None:
+            return False
+        self._under_way = batch
+        seq_ids = [dead.seq_id for dead in batch if dead.seq_id is not None]
+        targets = self._route(batch)
+        for dead in batch:
+            self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
+        if not targets:
+            self._backing.ack(seq_ids)
+            self._under_way = []
+            return self.step(mailbox)
+        assert self._surroundings is not None
+        unit = self._surroundings.make_unit(
+            lambda is_committed: mailbox.put_urgent(c.UnitEnded(is_committed))
+        )
+        for target, messages in targets.items():
+            if target.put(c.Prepare(unit, mailbox, messages, (), is_optional=True)):
+                unit.expect()
+        self._part = SourcePart(
+            mailbox, lambda: None, self._backing.prepare((), seq_ids), mailbox, {}, 0
+        )
+        self._part.has_crashed = False
+        unit.expect()
+        unit.join(self._part)
+        unit.begin()
+        return True
+
+    def on_unit_ended(self, *, is_committed: bool) -> None:
+        """The next may begin; what came to nothing begins anew, with the queues that are left."""
+        if not is_committed:
+            for dead in self._under_way:
+                self.counts[dead.reason] -= 1
+            self._waiting.extendleft(reversed(self._under_way))
+        self._under_way = []
+        self._part = None
+
+    def _next_batch(self) -> list[_Dead] | None:
+        """What one unit takes, with its messages; None if some of them must be read first."""
+        chosen: list[_Dead] = []
+        size = 0
+        for dead in self._waiting:
+            if len(chosen) >= BATCH_MESSAGES or size >= BATCH_BYTES:
+                break
+            if dead.message is not None:
+                size += len(dead.message.body)
+            chosen.append(dead)
+        absent = [
+            dead.seq_id for dead in chosen if dead.message is None and dead.seq_id is not None
+        ]
+        if absent:
+            found = self._backing.pending(absent)
+            if found is LOADING:
+                return None
+            messages = {entry.seq_id: entry.message for entry in found}
+            chosen = [
+                dead
+                if dead.message is not None
+                else dead._replace(message=messages.get(dead.seq_id or 0))
+                for dead in chosen
+            ]
+        for _ in chosen:
+            self._waiting.popleft()
+        return [dead for dead in chosen if dead.message is not None]
+
+    def _route(self, batch: Sequence[_Dead]) -> dict[Mailbox, list[Message]]:
+        """Copies for each queue that is to get some, in order."""
+        targets: dict[Mailbox, list[Message]] = {}
+        if self._surroundings is None or self._exchange is None:
+            return targets
+        topology = self._surroundings.topology
+        exchange = topology.exchanges.get(self._exchange)
+        if exchange is None:
+            return targets
+        burial = Burial(
+            self._queue.name.name, self._exchange, self._routing_key, int(self._clock.now())
+        )
+        for dead in batch:
+            assert dead.message is not None
+            copy = burial.bury(dead.message, dead.reason)
+            queues = topology.route(
+                exchange,
+                copy.routing_key,
+                copy.extra_keys,
+                partial(_headers, copy.header),
+            )
+            exchange.publish_in += 1
+            for queue in queues:
+                if cycles(copy, queue.name.name):
+                    continue
+                exchange.publish_out += 1
+                targets.setdefault(queue.mailbox, []).append(copy)
+        return targets
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The queue is deleted: what was to die has died, though nobody waits for its copies."""
+        batch = [dead for dead in self._waiting if dead.message is not None]
+        self._waiting.clear()
+        for target, messages in self._route(batch).items():
+            sizes = [len(message.body) for message in messages]
+            target.put(
+                c.Delivery(
+                    messages,
+                    self._queue.mailbox,
+                    0,
+                    0,
+                    sum(sizes),
+                    max(sizes),
+                    sum([message.persistent for message in messages]),
+                    is_mandatory=False,
+                )
+            )
+
+    def crash(self) -> None:
+        """The queue starts anew with all that a commit has not taken yet."""
+        if self._part is not None:
+            self._part.has_crashed = True
+
+
+def _headers(header: bytes) -> Table:
+    return pick_headers(header) or {}

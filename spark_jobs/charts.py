@@ -1,0 +1,180 @@
+"""Charts for the report: matplotlib, as SVG to be put into the page itself.
+
+A chart shows at most a handful of series, those that matter most; the tables have the rest. Text
+stays text, so that it takes the page's font and can be searched.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from leveret.spark_jobs.findings import Answers
+
+_WIDTH: Final = 9.0
+_HEIGHT: Final = 2.6
+_SERIES: Final = 6
+_BARS: Final = 12
+_FLOW: Final = ("publish", "deliver", "ack")
+# Distinguishable also for those who see colours differently (Okabe and Ito).
+_COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
+_QUIET: Final = "#6b7280"
+
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    # Ids in the file do not change from run to run.
+    "svg.hashsalt": "leveret",
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#d1d5db",
+    "axes.labelcolor": _QUIET,
+    "xtick.color": _QUIET,
+    "ytick.color": _QUIET,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#eceff3",
+    "legend.frameon": False,
+}
+
+
+def draw(answers: Answers) -> Iterator[tuple[str, str]]:
+    """Titles and SVG texts of the charts that there is something to show in.
+
+    A painter returns the height that its chart needs, in inches; 0 if it has nothing to show.
+    """
+    for title, paint in _CHARTS:
+        with mpl.rc_context(_STYLE):
+            figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+            axes = figure.add_subplot()
+            height = paint(axes, answers)
+            if height:
+                figure.set_figheight(height)
+                yield title, _svg(figure)
+
+
+def _rates(axes: Axes, answers: Answers) -> float:
+    series: dict[str, dict[datetime, float]] = {}
+    for row in answers["throughput"]:
+        if row["ev"] in _FLOW:
+            values = series.setdefault(row["ev"], {})
+            at = _moment(row["window"])
+            values[at] = values.get(at, 0.0) + row["per_s"]
+    return _lines(axes, [(name, series[name]) for name in _FLOW if name in series], "per second")
+
+
+def _waits(axes: Axes, answers: Answers) -> float:
+    height = _lines(axes, _by_queue(answers["queue_latency"], "wait_p99_ms"), "ms", scale="log")
+    if height:
+        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+    return height
+
+
+def _depths(axes: Axes, answers: Answers) -> float:
+    return _lines(axes, _by_queue(answers["backlog"], "depth"), "messages ready")
+
+
+def _holders(axes: Axes, answers: Answers) -> float:
+    rows = [row for row in answers["slow_consumers"] if row["hold_p99_ms"]]
+    rows = sorted(rows, key=lambda row: row["hold_p99_ms"])[-_BARS:]
+    names = [f"{row['vhost']}/{row['queue']}: {row['ctag']}" for row in rows]
+    axes.barh(names, [row["hold_p99_ms"] for row in rows], color=_COLOURS[5], height=0.75)
+    axes.barh(names, [row["hold_p50_ms"] for row in rows], color=_COLOURS[0], height=0.75)
+    axes.legend(["p99", "median"], loc="lower right")
+    _finish_bars(axes, "ms between delivery and answer")
+    return 0.9 + 0.22 * len(rows) if rows else 0.0
+
+
+def _tenants(axes: Axes, answers: Answers) -> float:
+    rows = [row for row in answers["usage"] if row["share"]]
+    rows = sorted(rows, key=lambda row: row["share"])[-_BARS:]
+    names = [f"{row['vhost']}: {row['user']}" for row in rows]
+    came = [row["bytes_in"] / 1e6 for row in rows]
+    axes.barh(names, came, color=_COLOURS[0], height=0.7)
+    axes.barh(names, [row["bytes_out"] / 1e6 for row in rows], left=came, color=_COLOURS[5])
+    axes.legend(["in", "out"], loc="lower right")
+    _finish_bars(axes, "MB")
+    return 0.9 + 0.22 * len(rows) if rows else 0.0
+
+
+_CHARTS: Final[tuple[tuple[str, Callable[[Axes, Answers], float]], ...]] = (
+    ("Messages a second", _rates),
+    ("Waiting in the queue, p99", _waits),
+    ("Messages that wait", _depths),
+    ("How long consumers hold messages", _holders),
+    ("Bytes by tenant", _tenants),
+)
+
+
+def _by_queue(
+    rows: Sequence[Mapping[str, Any]], value: str
+) -> list[tuple[str, dict[datetime, float]]]:
+    """The series with the highest peaks, highest first."""
+    series: dict[str, dict[datetime, float]] = {}
+    for row in rows:
+        if row[value] is not None:
+            name = f"{row['vhost']}/{row['queue']}"
+            series.setdefault(name, {})[_moment(row["window"])] = row[value]
+    return sorted(series.items(), key=lambda one: -max(one[1].values()))[:_SERIES]
+
+
+def _lines(
+    axes: Axes,
+    series: Sequence[tuple[str, dict[datetime, float]]],
+    unit: str,
+    *,
+    scale: Literal["linear", "log"] = "linear",
+) -> float:
+    if not any(len(values) > 1 for _, values in series):
+        return 0.0
+    for (name, values), colour in zip(series, _COLOURS, strict=False):
+        moments = sorted(values)
+        # matplotlib takes datetimes; its types do not say so.
+        xs: Any = moments
+        axes.plot(xs, [values[at] for at in moments], label=name, color=colour, linewidth=1.6)
+    locator = AutoDateLocator(maxticks=8)  # type: ignore[no-untyped-call]
+    formatter = ConciseDateFormatter(locator, show_offset=False)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(formatter)
+    axes.set_ylabel(unit)
+    axes.set_yscale(scale)
+    if scale == "linear":
+        axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return _HEIGHT
+
+
+def _finish_bars(axes: Axes, unit: str) -> None:
+    axes.set_xlabel(unit)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+
+
+def _plain(value: float, _: int) -> str:
+    return f"{value:g}"
+
+
+def _moment(naive_local: datetime) -> datetime:
+    # Spark hands over local time without a zone; the report is in UTC.
+    return naive_local.astimezone(UTC).replace(tzinfo=None)
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    # From the element on; it grows with the page.
+    text = text[text.index("<svg") :]
+    return re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)

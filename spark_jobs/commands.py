@@ -1,0 +1,178 @@
+"""What ``leveret analytics`` does, command by command.
+
+The only place that opens sessions and reads options; errors that a user can do something about
+become a line on stderr and exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from leveret.spark_jobs import report, table
+from leveret.spark_jobs.cli import fail
+from leveret.spark_jobs.ingest import FILES_PER_BATCH, Ingested, forget, ingest
+from leveret.spark_jobs.java import NoJava
+from leveret.spark_jobs.jobs import JOBS
+from leveret.spark_jobs.jobs.base import Inputs, Options
+from leveret.spark_jobs.lake import Lake, LakeError, Selection
+from leveret.spark_jobs.runner import keep, open_inputs
+from leveret.spark_jobs.session import build_session
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command that was asked for; returns the exit status."""
+    try:
+        spark = build_session(options.command, master=options.master, conf=dict(options.conf))
+        try:
+            return execute(spark, options)
+        finally:
+            spark.stop()
+    except (LakeError, NoJava, OSError) as error:
+        return fail(str(error))
+    except PySparkException as error:
+        # The first lines say it; what follows is a trace through the JVM.
+        return fail("Spark: " + str(error).strip().split("\n\n")[0])
+
+
+def execute(spark: SparkSession, options: argparse.Namespace) -> int:
+    """The command itself, in a session that is there already. Raises what ``run`` catches."""
+    return _COMMANDS[options.command](spark, options)
+
+
+def _ingest(spark: SparkSession, options: argparse.Namespace) -> int:
+    lake = Lake(options.lake)
+    if options.rebuild:
+        forget(spark, lake)
+    _take_in(spark, options.log, lake, options.batch_files or FILES_PER_BATCH)
+    return 0
+
+
+def _run(spark: SparkSession, options: argparse.Namespace) -> int:
+    lake = Lake(options.lake)
+    inputs = _inputs(spark, lake, options)
+    for number, name in enumerate(options.jobs, 1):
+        job = JOBS[name]
+        with _progress(f"{number}/{len(options.jobs)} {name}"):
+            answer = keep(spark, job, inputs, lake)
+        if options.output is not None:
+            _write_file(answer, name, options)
+        elif options.format == "parquet":
+            print(lake.result(job.layer, name))
+        else:
+            if options.format == "table":
+                print(f"\n{name}: {job.question}")
+            _write(answer, options, sys.stdout)
+    return 0
+
+
+def _all(spark: SparkSession, options: argparse.Namespace) -> int:
+    lake = Lake(options.lake)
+    if options.log is not None:
+        _take_in(spark, options.log, lake, FILES_PER_BATCH)
+    inputs = _inputs(spark, lake, options)
+    rows = []
+    for number, (name, job) in enumerate(JOBS.items(), 1):
+        started = time.monotonic()
+        with _progress(f"{number}/{len(JOBS)} {name}"):
+            count = keep(spark, job, inputs, lake).count()
+        rows.append((name, count, time.monotonic() - started, lake.result(job.layer, name)))
+    table.write_table(("job", "rows", "seconds", "in"), rows, sys.stdout, limit=len(rows))
+    return 0
+
+
+def _report(spark: SparkSession, options: argparse.Namespace) -> int:
+    lake = Lake(options.lake)
+    if options.log is not None:
+        _take_in(spark, options.log, lake, FILES_PER_BATCH)
+    inputs = _inputs(spark, lake, options)
+    target = Path(options.output)
+    with _progress("report"):
+        written = report.write(spark, inputs, lake, target)
+    for finding in written.findings:
+        print(f"{finding.severity}: {finding.text}")
+    if not written.findings:
+        print("nothing out of the ordinary was found")
+    print(f"written: {target}")
+    if options.pdf:
+        print(f"written: {report.print_pdf(target)}")
+    return 0
+
+
+_COMMANDS = {"ingest": _ingest, "run": _run, "all": _all, "report": _report}
+
+
+def _inputs(spark: SparkSession, lake: Lake, options: argparse.Namespace) -> Inputs:
+    selection = Selection(options.since, options.until, options.vhost, options.queue)
+    given = {
+        "window_s": options.window,
+        "capacity": options.capacity,
+        "poison_deliveries": options.poison_deliveries,
+    }
+    tuning = replace(Options(), **{key: value for key, value in given.items() if value is not None})
+    return open_inputs(spark, lake, selection, tuning, auto_window=options.window is None)
+
+
+def _take_in(spark: SparkSession, log: str, lake: Lake, files_per_batch: int) -> None:
+    started = time.monotonic()
+
+    def show(so_far: Ingested) -> None:
+        if sys.stderr.isatty():
+            print(
+                f"\r\x1b[Kbatch {so_far.batches}: {so_far.events:,} events",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    done = ingest(spark, log, lake, files_per_batch=files_per_batch, on_batch=show)
+    if sys.stderr.isatty() and done.batches:
+        print("\r\x1b[K", end="", file=sys.stderr)
+    text = f"{done.events:,} events taken in from {log} in {time.monotonic() - started:.1f} s"
+    if done.malformed:
+        text += f"; {done.malformed:,} malformed lines are in {lake.quarantine}"
+    print(text if done.batches else f"nothing new in {log}")
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Shows on a terminal what takes its time."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"\r\x1b[K{text} …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _write_file(answer: DataFrame, name: str, options: argparse.Namespace) -> None:
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.{'txt' if options.format == 'table' else options.format}"
+    if options.format == "parquet":
+        answer.write.mode("overwrite").parquet(str(path))
+    else:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            _write(answer, options, file)
+    print(f"written: {path}")
+
+
+def _write(answer: DataFrame, options: argparse.Namespace, out: TextIO) -> None:
+    if options.format == "table":
+        rows = answer.limit(options.limit + 1).collect()
+        table.write_table(answer.columns, rows, out, limit=options.limit)
+    elif options.format == "csv":
+        table.write_csv(answer.columns, answer.toLocalIterator(), out)
+    else:
+        table.write_json(answer.columns, answer.toLocalIterator(), out)

@@ -1,0 +1,326 @@
+"""Findings in words: what an operator should know, said before any table.
+
+Each rule looks at the answers of one or a few jobs and says what it found, with the figures that
+show it. Rules are plain functions over rows; thresholds are chosen so that a log of ordinary
+traffic yields nothing, since a report that always complains is not read.
+
+Upstream: answers of the jobs, as ``runner.rows_of`` gives them. Downstream: ``report.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final
+
+Rows = Sequence[Mapping[str, Any]]
+Answers = Mapping[str, Rows]
+
+PROBLEM: Final = "problem"
+WARNING: Final = "warning"
+NOTE: Final = "note"
+_SEVERITIES: Final = (PROBLEM, WARNING, NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: str
+    # The job whose table has the figures.
+    job: str
+    text: str
+
+
+def find(answers: Answers, span_s: float) -> list[Finding]:
+    """All findings, the gravest first."""
+    found = [finding for rule in _RULES for finding in rule(answers, span_s)]
+    return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
+
+
+def _slow_consumers(answers: Answers, span_s: float) -> Iterator[Finding]:
+    for row in answers["slow_consumers"]:
+        times = row["times_others"] or 0.0
+        if row["answers"] >= 20 and times >= 5 and row["hold_p50_ms"] >= 20:
+            yield Finding(
+                PROBLEM,
+                "slow_consumers",
+                f"{_queue(row)}: consumer {row['ctag']} (user {row['user']}, connection "
+                f"{row['conn']}) holds messages {times:.0f} times as long as the others: "
+                f"{_ms(row['hold_p50_ms'])} at the median, {_ms(row['hold_p99_ms'])} at p99. It "
+                f"has {_percent(row['hold_share'])} of all the time that messages were held.",
+            )
+        elif row["unacked"] >= 1000 and row["unacked"] >= 0.5 * row["deliveries"]:
+            yield Finding(
+                WARNING,
+                "slow_consumers",
+                f"{_queue(row)}: consumer {row['ctag']} (user {row['user']}) was given "
+                f"{row['deliveries']:,} messages and has not answered {row['unacked']:,} of them.",
+            )
+
+
+def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
+    for _, group in groupby(answers["poison"], key=lambda row: (row["vhost"], row["queue"])):
+        rows = list(group)
+        for row in rows[:5]:
+            end = "acked in the end" if row["acked"] else "never acked"
+            if "delivery_limit" in row["reasons"]:
+                end = "then removed by the delivery limit"
+            yield Finding(
+                PROBLEM,
+                "poison",
+                f"{_queue(row)}: message {row['msg']} was delivered {row['deliveries']} times to "
+                f"{_count(row['consumers'], 'consumer')} from {_time(row['first_at'])} to "
+                f"{_time(row['last_at'])} ({end}). It looks like a poison message.",
+            )
+        if len(rows) > 5:
+            yield Finding(
+                PROBLEM,
+                "poison",
+                f"{_queue(rows[0])}: {len(rows) - 5:,} more messages were delivered again and "
+                f"again.",
+            )
+
+
+def _odd_moments(answers: Answers, span_s: float) -> Iterator[Finding]:
+    """Bursts and rises of waiting; both of one queue are told in one sentence."""
+    by_queue: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for row in answers["anomalies"]:
+        is_wait = row["metric"].startswith("p99 wait")
+        floor = 100.0 if is_wait else 1.0
+        if row["score"] > 0 and row["value"] >= max(floor, 3 * row["median"]):
+            series = by_queue.setdefault((row["vhost"], row["queue"]), {})
+            series.setdefault("wait" if is_wait else "rate", []).append(row)
+    for series in by_queue.values():
+        waits, rates = series.get("wait", []), series.get("rate", [])
+        row = (waits or rates)[0]
+        parts = []
+        if waits:
+            worst = max(waits, key=lambda one: one["value"])
+            parts.append(
+                f"p99 wait rose from {_ms(worst['median'])} to {_ms(worst['value'])} between "
+                f"{_time(min(one['window'] for one in waits))} and "
+                f"{_time(max(one['window'] for one in waits))}"
+            )
+        if rates:
+            peak = max(rates, key=lambda one: one["value"])
+            parts.append(
+                f"{_number(peak['value'])} messages a second came in at {_time(peak['window'])}, "
+                f"usually {_number(peak['median'])}"
+            )
+        if waits:
+            parts += _who_held(answers, row)
+        yield Finding(
+            PROBLEM if waits else WARNING, "anomalies", f"{_queue(row)}: {'; '.join(parts)}."
+        )
+
+
+def _who_held(answers: Answers, queue: Mapping[str, Any]) -> Iterator[str]:
+    for row in answers["slow_consumers"]:
+        same = (row["vhost"], row["queue"]) == (queue["vhost"], queue["queue"])
+        others = (row["times_others"] or 0) >= 5
+        if same and others and (row["hold_share"] or 0) >= 0.5:
+            yield f"consumer {row['ctag']} held {_percent(row['hold_share'])} of the time meanwhile"
+
+
+def _growth(answers: Answers, span_s: float) -> Iterator[Finding]:
+    went: dict[tuple[str, str], int] = {}
+    for row in answers["backlog"]:
+        key = (row["vhost"], row["queue"])
+        went[key] = went.get(key, 0) + row["went"]
+    for row in answers["forecast"]:
+        grown = row["slope"] * span_s / 2
+        # Noise has a slope, too; what counts is growth that makes most of the depth.
+        if row["depth"] < 100 or grown < 0.3 * row["depth"] or row["eta_s"] > 90 * 86_400:
+            continue
+        idle = "" if went.get((row["vhost"], row["queue"])) else " and nobody consumes it"
+        yield Finding(
+            WARNING,
+            "forecast",
+            f"{_queue(row)} grows by {_number(row['slope'])} messages a second{idle}; "
+            f"{row['depth']:,} are waiting. At this rate it is full in {_length(row['eta_s'])} "
+            f"({_length(row['eta_low_s'])} to {_length(row['eta_high_s'])}).",
+        )
+
+
+def _unroutable(answers: Answers, span_s: float) -> Iterator[Finding]:
+    def place(row: Mapping[str, Any]) -> tuple[str, str, str]:
+        return row["vhost"], row["exchange"], row["user"]
+
+    for (vhost, exchange, user), group in groupby(sorted(answers["unroutable"], key=place), place):
+        rows = list(group)
+        keys = [row["rk"] for row in sorted(rows, key=lambda row: -row["n"])]
+        shown = ", ".join(f"'{key}'" for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+        dropped = sum(row["dropped"] for row in rows)
+        returned = sum(row["returned"] for row in rows)
+        name = f"exchange {exchange}" if exchange else "the default exchange"
+        yield Finding(
+            PROBLEM if dropped else WARNING,
+            "unroutable",
+            f"{name} in vhost {vhost}: {_count(dropped + returned, 'message')} of user {user} "
+            f"reached no queue ({_count(len(keys), 'key')}: {shown}); {dropped:,} were dropped "
+            f"without notice, {returned:,} returned.",
+        )
+
+
+def _dead_letters(answers: Answers, span_s: float) -> Iterator[Finding]:
+    named: dict[tuple[str, str], int] = {}
+    for row in answers["poison"]:
+        key = (row["vhost"], row["queue"])
+        named[key] = named.get(key, 0) + 1
+    for row in answers["dead_letters"]:
+        if row["lost"]:
+            yield Finding(
+                PROBLEM,
+                "dead_letters",
+                f"{_queue(row)}: {_count(row['lost'], 'message')} went to dead-letter exchange "
+                f"{row['exchange']} with key '{row['rk']}' and reached no queue there.",
+            )
+        if row["n"] > named.get((row["vhost"], row["queue"]), 0):
+            yield Finding(
+                WARNING,
+                "dead_letters",
+                f"{_queue(row)}: {_count(row['n'], 'message')} dead-lettered "
+                f"({row['reason']}) to exchange {row['exchange'] or '(default)'}.",
+            )
+
+
+def _unfair(answers: Answers, span_s: float) -> Iterator[Finding]:
+    for row in answers["fairness"]:
+        if row["consumers"] >= 2 and row["deliveries"] >= 100 and (row["gini"] or 0) >= 0.4:
+            yield Finding(
+                WARNING,
+                "fairness",
+                f"{_queue(row)}: of {row['consumers']} consumers, {row['busiest']} got "
+                f"{_percent(row['max_share'])} of {row['deliveries']:,} deliveries "
+                f"(Gini {row['gini']:.2f}).",
+            )
+
+
+def _churn(answers: Answers, span_s: float) -> Iterator[Finding]:
+    for row in answers["churn"]:
+        if row["short"] >= 20 and row["short"] >= 0.5 * row["opens"]:
+            yield Finding(
+                WARNING,
+                "churn",
+                f"user {row['user']} from {row['host']} opened {row['opens']:,} connections, "
+                f"{row['short']:,} of them for a moment only (median "
+                f"{_ms(1000 * row['median_life_s'])}). Keep connections open.",
+            )
+        if row["refused"] >= 5:
+            yield Finding(
+                WARNING,
+                "churn",
+                f"{_count(row['refused'], 'login')} as {row['user']} from {row['host']} were "
+                f"refused.",
+            )
+
+
+def _unused(answers: Answers, span_s: float) -> Iterator[Finding]:
+    idle = [row for row in answers["unused"] if row["last_used"] is None]
+    for vhost, group in groupby(sorted(idle, key=lambda row: row["vhost"]), _vhost):
+        rows = list(group)
+        names = [f"{row['kind']} {row['name']}" for row in rows]
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        yield Finding(NOTE, "unused", f"vhost {vhost}: never used in this time: {shown}.")
+
+
+def _throttling(answers: Answers, span_s: float) -> Iterator[Finding]:
+    by_root: dict[str, list[Mapping[str, Any]]] = {}
+    for row in answers["throttling"]:
+        if row["blocked_s"] >= max(0.5, 0.005 * span_s):
+            by_root.setdefault(row["root"], []).append(row)
+    for root, rows in by_root.items():
+        longest = max(rows, key=lambda row: (row["path"].count("<-"), row["blocked_s"]))
+        names = ", ".join(sorted({row["who"] for row in rows})[:4])
+        yield Finding(
+            WARNING,
+            "throttling",
+            f"{root} was the bottleneck: {_count(len(rows), 'sender')} behind it stood still "
+            f"({names}), {longest['who']} for {_length(longest['blocked_s'])} in "
+            f"{_count(longest['times'], 'stop')} ({longest['path']}).",
+        )
+
+
+def _quality(answers: Answers, span_s: float) -> Iterator[Finding]:
+    rows = answers["quality"]
+    last = max((row["first_at"] for row in rows if row["first_at"]), default=None)
+    for row in rows:
+        if row["malformed"]:
+            yield Finding(
+                WARNING, "quality", f"{_count(row['malformed'], 'line')} of the log are malformed."
+            )
+        if row["missing"] or row["duplicates"]:
+            yield Finding(
+                WARNING,
+                "quality",
+                f"boot {row['boot']}: {row['missing']:,} lines of the log are missing and "
+                f"{row['duplicates']:,} are there twice; figures are off by as much.",
+            )
+        if row["shed"]:
+            yield Finding(
+                WARNING,
+                "quality",
+                f"boot {row['boot']}: the broker shed {_count(row['shed'], 'event')} to keep up; "
+                f"figures are too low by as much.",
+            )
+        if row["boot"] and not row["has_stop"] and row["first_at"] != last:
+            yield Finding(
+                WARNING,
+                "quality",
+                f"boot {row['boot']} ended at {_time(row['last_at'])} without stopping in order: "
+                f"a crash, a kill or a power cut.",
+            )
+
+
+_RULES: Final[tuple[Callable[[Answers, float], Iterator[Finding]], ...]] = (
+    _odd_moments,
+    _slow_consumers,
+    _poison,
+    _unroutable,
+    _dead_letters,
+    _growth,
+    _throttling,
+    _unfair,
+    _churn,
+    _quality,
+    _unused,
+)
+
+
+def _vhost(row: Mapping[str, Any]) -> str:
+    return str(row["vhost"])
+
+
+def _queue(row: Mapping[str, Any]) -> str:
+    return f"queue {row['queue']} in vhost {row['vhost']}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return f"{100 * (share or 0):.0f} %"
+
+
+def _ms(value: float) -> str:
+    if value < 1:
+        return f"{value:.2f} ms"
+    return f"{value:.0f} ms" if value < 1000 else _length(value / 1000)
+
+
+def _length(seconds: float) -> str:
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _time(moment: datetime) -> str:
+    # Spark hands over local time without a zone.
+    return moment.astimezone(UTC).strftime("%H:%M:%S")

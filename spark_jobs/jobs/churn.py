@@ -1,0 +1,59 @@
+"""Clients that connect again and again, or cannot log in.
+
+By user and address (ports change with every connection). How long a connection was open is stamped
+on its closing.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from leveret.spark_jobs.jobs.base import (
+    COUNT,
+    NUMBER,
+    TEXT,
+    Job,
+    Options,
+    columns,
+    count_of,
+    is_,
+)
+
+SCHEMA = columns(
+    user=TEXT,
+    host=TEXT,
+    opens=COUNT,
+    closes=COUNT,
+    short=COUNT,
+    median_life_s=NUMBER,
+    channels=COUNT,
+    refused=COUNT,
+)
+
+
+def churn(events: DataFrame, options: Options) -> DataFrame:
+    host = F.regexp_replace("peer", r":\d+$", "").alias("host")
+    closing = is_("connection_close")
+    life_us = F.when(closing, F.col("hold_us"))
+    return (
+        events.where(is_("connection_open", "connection_close", "channel_open", "auth_fail"))
+        .groupBy("user", host)
+        .agg(
+            count_of(is_("connection_open")).alias("opens"),
+            count_of(closing).alias("closes"),
+            count_of(life_us < options.short_s * 1_000_000).alias("short"),
+            (F.percentile_approx(life_us, 0.5) / 1_000_000.0).alias("median_life_s"),
+            count_of(is_("channel_open")).alias("channels"),
+            count_of(is_("auth_fail")).alias("refused"),
+        )
+    )
+
+
+JOB = Job(
+    "churn",
+    "Which clients connect again and again?",
+    SCHEMA,
+    lambda inputs: churn(inputs.events, inputs.options),
+    ("-opens", "-refused", "user", "host"),
+)

@@ -1,0 +1,60 @@
+"""Gives jobs their inputs and keeps their answers: the only code between jobs and files.
+
+Upstream: the commands. Downstream: ``jobs/``, and the lake's ``silver`` and ``gold`` folders, where
+each answer replaces the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from leveret.spark_jobs.jobs.base import Inputs, Job, Options
+from leveret.spark_jobs.lake import Lake, LakeError, Selection, read_events, read_quarantine
+
+# Lengths that people think in, and how many windows make a readable chart.
+_LENGTHS_S: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, 86_400)
+_WINDOWS: Final = 120
+
+
+def open_inputs(
+    spark: SparkSession, lake: Lake, selection: Selection, options: Options, *, auto_window: bool
+) -> Inputs:
+    """What jobs work on. Raises LakeError if the selection has no events."""
+    events = read_events(spark, lake, selection)
+    if auto_window:
+        first, last = span(events)
+        options = replace(options, window_s=window_for((last - first) / 1_000_000))
+    return Inputs(events, read_quarantine(spark, lake), options)
+
+
+def span(events: DataFrame) -> tuple[int, int]:
+    """Times of the first and the last event, in microseconds. Raises LakeError without any."""
+    row = events.agg(F.min("ts"), F.max("ts")).first()
+    if row is None or row[0] is None:
+        raise LakeError("no events match: look at --since, --until, --vhost and --queue")
+    return int(row[0]), int(row[1])
+
+
+def window_for(seconds: float) -> int:
+    """The shortest usual length that cuts a time into few enough windows."""
+    for length in _LENGTHS_S:
+        if seconds / length <= _WINDOWS:
+            return length
+    return _LENGTHS_S[-1]
+
+
+def keep(spark: SparkSession, job: Job, inputs: Inputs, lake: Lake) -> DataFrame:
+    """Run a job, write its answer to the lake, and return it from there, in order."""
+    path = lake.result(job.layer, job.name)
+    job.run(inputs).write.mode("overwrite").parquet(path)
+    return job.ordered(spark.read.schema(job.schema).parquet(path))
+
+
+def rows_of(answer: DataFrame) -> Sequence[dict[str, Any]]:
+    """A small answer as plain Python."""
+    return [row.asDict() for row in answer.collect()]

@@ -1,0 +1,94 @@
+"""Answers for people and programs: a table on the terminal, CSV, JSON lines.
+
+Rows come one by one, so that an answer need not fit into memory (a table shows its first rows
+only). Numbers are rounded in tables alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, TextIO
+
+Cells = Sequence[Any]
+
+
+def write_table(names: Sequence[str], rows: Iterable[Cells], out: TextIO, *, limit: int) -> None:
+    """Aligned columns; numbers to the right. Says so if there is more."""
+    iterator = iter(rows)
+    shown = list(islice(iterator, limit))
+    is_more = next(iterator, None) is not None
+    if not shown:
+        print("  nothing", file=out)
+        return
+    texts = [[for_people(value) for value in row] for row in shown]
+    widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(names)]
+    to_the_right = [
+        all(row[i] is None or _is_number(row[i]) for row in shown) for i in range(len(names))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, to_the_right, strict=True)
+        ]
+        return ("  " + "  ".join(padded)).rstrip()
+
+    print(line(names), file=out)
+    print(line(["-" * width for width in widths]), file=out)
+    for row in texts:
+        print(line(row), file=out)
+    if is_more:
+        print(f"  … and more: --limit shows more than {limit} rows", file=out)
+
+
+def write_csv(names: Sequence[str], rows: Iterable[Cells], out: TextIO) -> None:
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_plain(value) for value in row] for row in rows)
+
+
+def write_json(names: Sequence[str], rows: Iterable[Cells], out: TextIO) -> None:
+    """One object per line."""
+    for row in rows:
+        fields = {name: _plain(value) for name, value in zip(names, row, strict=True)}
+        out.write(json.dumps(fields, ensure_ascii=False) + "\n")
+
+
+def for_people(value: Any) -> str:
+    """A value as a person wants to read it; nothing for null."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return _rounded(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, datetime):
+        # Spark hands over local time without a zone.
+        moment = value.astimezone(UTC)
+        return moment.strftime("%Y-%m-%d %H:%M:%S")
+    return str(value)
+
+
+def _rounded(value: float) -> str:
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}" if abs(value) >= 0.001 else f"{value:.2g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return value

@@ -1,0 +1,239 @@
+"""The same questions asked of DuckDB, over the segments themselves: an independent calculation.
+
+Nothing here is shared with the jobs but the names of columns; where there are two ways to compute
+something, this is the other one. Windows and times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+_MESSAGE_EVENTS = """('publish', 'enqueue', 'confirm', 'return', 'drop', 'deliver', 'get', 'ack',
+    'nack', 'reject', 'requeue', 'expire', 'dead_letter', 'purge', 'paged_out', 'paged_in')"""
+
+_COLUMNS = """{ts: 'BIGINT', seq: 'BIGINT', boot: 'VARCHAR', ev: 'VARCHAR', vhost: 'VARCHAR',
+    conn: 'BIGINT', ch: 'INT', "user": 'VARCHAR', exchange: 'VARCHAR', rk: 'VARCHAR',
+    queue: 'VARCHAR', msg: 'BIGINT', ctag: 'VARCHAR', size: 'BIGINT', delivery_count: 'INT',
+    routed: 'INT', n: 'BIGINT', wait_us: 'BIGINT', hold_us: 'BIGINT', depth: 'BIGINT',
+    reason: 'VARCHAR', peer: 'VARCHAR', attrs: 'MAP(VARCHAR, VARCHAR)'}"""
+
+_EVENTS = """
+    CREATE VIEW e AS SELECT ts, seq, boot, ev, coalesce(vhost, '') vhost, coalesce(conn, 0) conn,
+        coalesce(ch, 0) ch, coalesce("user", '') "user", coalesce(exchange, '') exchange,
+        coalesce(rk, '') rk, coalesce(queue, '') queue, coalesce(msg, 0) msg,
+        coalesce(ctag, '') ctag, coalesce(size, 0) size, coalesce(delivery_count, 0) delivery_count,
+        coalesce(routed, 0) routed, coalesce(n, 1) n, wait_us, hold_us, depth,
+        coalesce(reason, '') reason, coalesce(peer, '') peer, attrs
+    FROM lines
+"""
+
+
+class Oracle:
+    """Events of a log in DuckDB, with windows of a given length."""
+
+    def __init__(self, files: Sequence[Path], window_s: int) -> None:
+        self._db = duckdb.connect()
+        names = ", ".join(f"'{file}'" for file in files)
+        self._db.execute(
+            f"CREATE TABLE lines AS SELECT * FROM read_json([{names}], columns={_COLUMNS}, "
+            f"format='newline_delimited')"
+        )
+        self._db.execute(_EVENTS)
+        self._window = window_s * 1_000_000
+
+    def ask(self, job: str) -> list[dict[str, Any]]:
+        """The job's answer."""
+        return self.query(QUESTIONS[job])
+
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        cursor = self._db.execute(sql.replace("$WINDOW", str(self._window)))
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+_FLOWS = """
+    SELECT ts - ts % $WINDOW AS "window", vhost, queue,
+        coalesce(sum(n) FILTER (ev IN ('publish', 'enqueue', 'requeue')), 0)::BIGINT AS came,
+        coalesce(sum(n) FILTER (ev IN ('deliver', 'get', 'expire', 'drop', 'purge')), 0)::BIGINT
+            AS went,
+        arg_max(depth, seq) FILTER (depth IS NOT NULL) AS depth
+    FROM e WHERE queue != '' AND ev IN ('publish', 'enqueue', 'requeue', 'deliver', 'get', 'expire',
+        'drop', 'purge')
+    GROUP BY ALL
+"""
+
+_WAITS = """
+    SELECT ts - ts % $WINDOW AS "window", vhost, queue, count(*) AS n,
+        quantile_disc(wait_us, 0.5) / 1000.0 AS wait_p50_ms,
+        quantile_disc(wait_us, 0.95) / 1000.0 AS wait_p95_ms,
+        quantile_disc(wait_us, 0.99) / 1000.0 AS wait_p99_ms,
+        max(wait_us) / 1000.0 AS wait_max_ms
+    FROM e WHERE ev IN ('deliver', 'get') AND delivery_count = 0 GROUP BY ALL
+"""
+
+_E2E = """
+    SELECT a.ts - a.ts % $WINDOW AS "window", vhost, queue, count(*) AS done,
+        quantile_disc(a.ts - p.ts, 0.5) / 1000.0 AS e2e_p50_ms,
+        quantile_disc(a.ts - p.ts, 0.95) / 1000.0 AS e2e_p95_ms,
+        quantile_disc(a.ts - p.ts, 0.99) / 1000.0 AS e2e_p99_ms
+    FROM e a JOIN e p USING (vhost, queue, msg)
+    WHERE a.ev = 'ack' AND p.ev IN ('publish', 'enqueue') AND msg != 0 GROUP BY ALL
+"""
+
+QUESTIONS = {
+    "throughput": f"""
+        SELECT ts - ts % $WINDOW AS "window", vhost, ev, sum(n)::BIGINT AS n,
+            sum(size)::BIGINT AS bytes, sum(n) * 1e6 / $WINDOW AS per_s
+        FROM e WHERE ev IN {_MESSAGE_EVENTS} GROUP BY ALL""",
+    "queue_latency": f"""
+        SELECT "window", vhost, queue, coalesce(n, 0) AS n, wait_p50_ms, wait_p95_ms, wait_p99_ms,
+            wait_max_ms, coalesce(done, 0) AS done, e2e_p50_ms, e2e_p95_ms, e2e_p99_ms
+        FROM ({_WAITS}) FULL JOIN ({_E2E}) USING ("window", vhost, queue)""",
+    "backlog": f"""
+        SELECT "window", vhost, queue, came, went, depth,
+            (depth - lag(depth) OVER w) * 1e6 / ("window" - lag("window") OVER w) AS slope
+        FROM ({_FLOWS}) WINDOW w AS (PARTITION BY vhost, queue ORDER BY "window")""",
+    "slow_consumers": """
+        WITH c AS (
+            SELECT vhost, queue, ctag, boot, conn, ch, "user",
+                count(*) FILTER (ev = 'deliver') AS deliveries,
+                count(*) FILTER (ev != 'deliver') AS answers,
+                quantile_disc(hold_us, 0.5) FILTER (ev != 'deliver') AS p50,
+                quantile_disc(hold_us, 0.95) FILTER (ev != 'deliver') AS p95,
+                quantile_disc(hold_us, 0.99) FILTER (ev != 'deliver') AS p99,
+                max(hold_us) FILTER (ev != 'deliver') AS most,
+                sum(hold_us) FILTER (ev != 'deliver') AS held
+            FROM e WHERE ev IN ('deliver', 'ack', 'nack', 'reject') GROUP BY ALL)
+        SELECT vhost, queue, ctag, boot, conn, ch, "user", deliveries, answers,
+            deliveries - answers AS unacked, p50 / 1e3 AS hold_p50_ms, p95 / 1e3 AS hold_p95_ms,
+            p99 / 1e3 AS hold_p99_ms, most / 1e3 AS hold_max_ms,
+            held / sum(held) OVER (PARTITION BY vhost, queue) AS hold_share,
+            p50 / (SELECT quantile_disc(o.p50, 0.5) FROM c o
+                WHERE o.vhost = c.vhost AND o.queue = c.queue AND o.ctag != c.ctag) AS times_others
+        FROM c""",
+    # The mean difference between any two consumers: what Gini means.
+    "fairness": """
+        WITH c AS (SELECT vhost, queue, conn, ctag, count(*) FILTER (ev = 'deliver') AS got
+            FROM e WHERE ev IN ('consume', 'deliver') GROUP BY ALL),
+        g AS (SELECT a.vhost, a.queue, sum(abs(a.got - b.got)) AS differences
+            FROM c a JOIN c b USING (vhost, queue) GROUP BY ALL)
+        SELECT vhost, queue, count(*) AS consumers, sum(got)::BIGINT AS deliveries,
+            any_value(differences) / (2.0 * count(*) * sum(got)) AS gini,
+            max(got) / sum(got) AS max_share
+        FROM c JOIN g USING (vhost, queue) GROUP BY vhost, queue""",
+    "poison": """
+        SELECT vhost, queue, msg, count(*) FILTER (ev = 'deliver') AS deliveries,
+            count(DISTINCT ctag) FILTER (ev = 'deliver') AS consumers,
+            min(ts) FILTER (ev NOT IN ('publish', 'enqueue')) AS first_at,
+            max(ts) FILTER (ev NOT IN ('publish', 'enqueue')) AS last_at,
+            count(*) FILTER (ev = 'ack') > 0 AS acked
+        FROM e WHERE msg != 0 AND queue != '' GROUP BY ALL
+        HAVING count(*) FILTER (ev = 'deliver') >= 5""",
+    "dead_letters": """
+        SELECT vhost, queue, exchange, rk, reason, count(*) AS n, sum(size)::BIGINT AS bytes,
+            count(*) FILTER (routed = 0) AS lost, min(ts) AS first_at, max(ts) AS last_at
+        FROM e WHERE ev = 'dead_letter' GROUP BY ALL""",
+    # From the publishes that reached nothing, not from what was said of them.
+    "unroutable": """
+        SELECT p.vhost, p.exchange, p.rk, p."user", count(*) AS n,
+            count(*) FILTER (o.ev = 'return') AS returned,
+            count(*) FILTER (o.ev = 'drop') AS dropped, sum(p.size)::BIGINT AS bytes,
+            min(o.ts) AS first_at, max(o.ts) AS last_at
+        FROM e p JOIN e o ON o.msg = p.msg AND o.ev IN ('return', 'drop')
+        WHERE p.ev = 'publish' AND p.routed = 0 GROUP BY ALL""",
+    "hot_keys": """
+        SELECT vhost, exchange, rk, count(*) AS n, sum(size)::BIGINT AS bytes,
+            count(*) / sum(count(*)) OVER (PARTITION BY vhost, exchange) AS share,
+            rank() OVER (PARTITION BY vhost, exchange ORDER BY count(*) DESC, rk) AS rank
+        FROM e WHERE ev = 'publish' GROUP BY vhost, exchange, rk""",
+    "churn": """
+        SELECT "user", split_part(peer, ':', 1) AS host,
+            count(*) FILTER (ev = 'connection_open') AS opens,
+            count(*) FILTER (ev = 'connection_close') AS closes,
+            count(*) FILTER (ev = 'connection_close' AND hold_us < 5000000) AS short,
+            quantile_disc(hold_us, 0.5) FILTER (ev = 'connection_close') / 1e6 AS median_life_s,
+            count(*) FILTER (ev = 'channel_open') AS channels,
+            count(*) FILTER (ev = 'auth_fail') AS refused
+        FROM e WHERE peer != '' GROUP BY ALL""",
+    "usage": """
+        SELECT vhost, "user", count(*) FILTER (ev = 'publish') AS msgs_in,
+            coalesce(sum(size) FILTER (ev = 'publish'), 0)::BIGINT AS bytes_in,
+            count(*) FILTER (ev = 'deliver') AS msgs_out,
+            coalesce(sum(size) FILTER (ev = 'deliver'), 0)::BIGINT AS bytes_out,
+            count(*) FILTER (ev = 'connection_open') AS connections,
+            coalesce(sum(size) FILTER (ev IN ('publish', 'deliver')), 0)
+                / (SELECT sum(size) FROM e WHERE ev IN ('publish', 'deliver')) AS share
+        FROM e WHERE "user" != '' AND ev IN ('publish', 'deliver', 'connection_open')
+        GROUP BY ALL""",
+    "unused": """
+        SELECT vhost, 'queue' AS kind, queue AS name, min(ts) FILTER (ev = 'queue_declare')
+                AS declared_at,
+            max(ts) FILTER (ev IN ('publish', 'enqueue', 'deliver', 'consume')) AS last_used
+        FROM e WHERE queue != '' GROUP BY ALL
+        HAVING count(*) FILTER (ev = 'queue_declare') > 0
+        UNION ALL
+        SELECT vhost, 'exchange', exchange, min(ts) FILTER (ev = 'exchange_declare'),
+            max(ts) FILTER (ev = 'publish')
+        FROM e GROUP BY ALL HAVING count(*) FILTER (ev = 'exchange_declare') > 0
+        UNION ALL
+        SELECT b.vhost, 'binding', b.exchange || ' -> ' || b.queue || ' (' || b.rk || ')', b.ts,
+            (SELECT max(p.ts) FROM e p WHERE p.ev = 'publish' AND p.vhost = b.vhost
+                AND p.exchange = b.exchange AND p.rk = b.rk)
+        FROM e b WHERE b.ev = 'bind'""",
+    "quality": """
+        SELECT boot, count(*) AS events, min(ts) AS first_at, max(ts) AS last_at,
+            max(seq) - min(seq) + 1 - count(DISTINCT seq) AS missing,
+            count(*) - count(DISTINCT seq) AS duplicates,
+            coalesce(sum(n) FILTER (ev = 'log_gap'), 0)::BIGINT AS shed
+        FROM e GROUP BY ALL""",
+    "forecast": f"""
+        WITH d AS (SELECT *, "window" / 1e6 AS x FROM ({_FLOWS})),
+        h AS (SELECT (min(x) + max(x)) / 2 AS half FROM d),
+        r AS (SELECT vhost, queue, count(*) AS windows, arg_max(depth, x) AS depth,
+            regr_slope(depth, x - half) AS slope, regr_sxx(depth, x - half) AS sxx,
+            regr_r2(depth, x - half) AS r2
+            FROM d, h WHERE x >= half GROUP BY ALL),
+        -- The error of a slope from its coefficient of determination.
+        s AS (SELECT *, 1.96 * abs(slope) * sqrt((1 / r2 - 1) / (windows - 2)) AS error
+            FROM r WHERE windows >= 5 AND slope != 0)
+        SELECT vhost, queue, windows, depth, slope, slope - error AS slope_low,
+            slope + error AS slope_high, (1000000 - depth) / slope AS eta_s,
+            (1000000 - depth) / (slope + error) AS eta_low_s,
+            (1000000 - depth) / (slope - error) AS eta_high_s
+        FROM s WHERE slope - error > 0""",
+    "lifecycle": """
+        WITH lives AS (SELECT vhost, queue, msg, max(size) AS size, count(*) FILTER (ev = 'deliver')
+                AS deliveries, min(ts) FILTER (ev IN ('publish', 'enqueue')) AS published_at,
+                min(ts) FILTER (ev = 'deliver') AS delivered_at,
+                max(ts) FILTER (ev = 'ack') AS acked,
+                max(ts) FILTER (ev = 'dead_letter') AS died,
+                max(ts) FILTER (ev = 'return') AS returned, max(ts) FILTER (ev = 'drop') AS dropped
+            FROM e WHERE msg != 0 AND NOT (ev = 'publish' AND routed > 1) GROUP BY ALL)
+        SELECT vhost, queue, msg, size, deliveries, published_at, delivered_at,
+            coalesce(acked, died, returned, dropped) AS done_at, acked - published_at AS e2e_us,
+            CASE WHEN acked IS NOT NULL THEN 'acked' WHEN died IS NOT NULL THEN 'dead_lettered'
+                WHEN returned IS NOT NULL THEN 'returned' WHEN dropped IS NOT NULL THEN 'dropped'
+                ELSE 'ready' END AS outcome
+        FROM lives""",
+    "anomalies": f"""
+        WITH f AS ({_FLOWS}), span AS (SELECT min("window") AS a, max("window") AS b FROM f),
+        every AS (SELECT unnest(range(a + $WINDOW, b, $WINDOW)) AS "window" FROM span),
+        m AS (
+            SELECT "window", vhost, queue, 'messages in per second' AS metric,
+                coalesce(came, 0) * 1e6 / $WINDOW AS value, 1e6 / $WINDOW AS floor
+            FROM every CROSS JOIN (SELECT DISTINCT vhost, queue FROM f)
+                LEFT JOIN f USING ("window", vhost, queue)
+            UNION ALL
+            SELECT "window", vhost, queue, 'p99 wait in ms', wait_p99_ms, 10 FROM ({_WAITS})),
+        s AS (SELECT vhost, queue, metric, count(*) AS windows, median(value) AS median,
+            mad(value) AS mad FROM m GROUP BY ALL)
+        SELECT "window", vhost, queue, metric, value, median,
+            (value - median) / (1.4826 * greatest(mad, 0.1 * abs(median), floor)) AS score
+        FROM m JOIN s USING (vhost, queue, metric)
+        WHERE windows >= 10
+            AND abs(value - median) / (1.4826 * greatest(mad, 0.1 * abs(median), floor)) >= 8""",
+}

