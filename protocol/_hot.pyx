@@ -76,6 +76,8 @@ cdef class Message:
     cdef public bint persistent
     cdef public tuple extra_keys
     cdef public long long body_id
+    cdef public long long log_id
+    cdef public long long stamp_us
 
     def __init__(
         self,
@@ -96,6 +98,8 @@ cdef class Message:
         self.persistent = persistent
         self.extra_keys = ()
         self.body_id = 0
+        self.log_id = 0
+        self.stamp_us = 0
 
 
 @cython.final
@@ -384,6 +388,117 @@ def encode_acks(int channel, list tags not None, bint multiple):
         at += 2
     return result
 
+
+# --- the event log (lines.py) --------------------------------------------------------------------
+
+cdef enum:
+    COLUMNS_MAX = 8
+    DIGITS_MAX = 20
+
+
+cdef inline unsigned char *_write_number(unsigned char *at, long long value) noexcept nogil:
+    cdef unsigned char digits[DIGITS_MAX]
+    cdef int count = 0
+    cdef unsigned long long rest
+    if value < 0:
+        at[0] = 45
+        at += 1
+        rest = <unsigned long long>(-(value + 1)) + 1
+    else:
+        rest = <unsigned long long>value
+    while True:
+        digits[count] = 48 + rest % 10
+        rest //= 10
+        count += 1
+        if rest == 0:
+            break
+    while count:
+        count -= 1
+        at[0] = digits[count]
+        at += 1
+    return at
+
+
+def fill_lines(pieces not None, columns not None, Py_ssize_t count):
+    cdef Py_ssize_t width = len(columns), size = 0, i, column
+    cdef const unsigned char *texts[COLUMNS_MAX + 1]
+    cdef Py_ssize_t lengths[COLUMNS_MAX + 1]
+    cdef long long firsts[COLUMNS_MAX]
+    cdef bint is_list[COLUMNS_MAX]
+    cdef list numbers = list(columns)
+    cdef unsigned char *at
+    cdef unsigned char *start
+    cdef bytes result
+    cdef bytes piece
+    cdef list kept = list(pieces)
+    if width > COLUMNS_MAX or len(kept) != width + 1:
+        raise ValueError("too many columns, or not one piece more")
+    if count <= 0:
+        return b""
+    for i in range(width + 1):
+        piece = kept[i]
+        texts[i] = <const unsigned char *>PyBytes_AS_STRING(piece)
+        lengths[i] = PyBytes_GET_SIZE(piece)
+        size += lengths[i]
+    for i in range(width):
+        item = numbers[i]
+        is_list[i] = isinstance(item, list)
+        if not is_list[i]:
+            firsts[i] = item
+        elif len(item) < count:
+            raise ValueError("a column is too short")
+    size = count * (size + DIGITS_MAX * width)
+    result = PyBytes_FromStringAndSize(NULL, size)
+    start = at = <unsigned char *>PyBytes_AS_STRING(result)
+    for i in range(count):
+        for column in range(width):
+            memcpy(at, texts[column], lengths[column])
+            at += lengths[column]
+            if is_list[column]:
+                at = _write_number(at, (<list>numbers[column])[i])
+            else:
+                at = _write_number(at, firsts[column] + i)
+        memcpy(at, texts[width], lengths[width])
+        at += lengths[width]
+    return result[: at - start]
+
+
+def stamp(messages not None, long long first_id, long long now_us):
+    cdef Message message
+    for message in messages:
+        message.log_id = first_id
+        message.stamp_us = now_us
+        first_id += 1
+
+
+def logged(messages not None, long long now_us):
+    cdef Message message
+    cdef Py_ssize_t at = 0
+    cdef long long age
+    cdef list places = None
+    cdef list ids
+    cdef list sizes
+    cdef list ages
+    for message in messages:
+        if message.log_id:
+            if places is None:
+                places, ids, sizes, ages = [], [], [], []
+            places.append(at)
+            ids.append(message.log_id)
+            sizes.append(PyBytes_GET_SIZE(message.body))
+            age = -1
+            if message.stamp_us:
+                age = now_us - message.stamp_us
+                if age < 0:
+                    age = 0
+            ages.append(age)
+        at += 1
+    if places is None:
+        return None
+    return places, ids, sizes, ages
+
+
+# --- within ------------------------------------------------------------------------------------
 
 cdef RawFrame _raw_frame(int kind, int channel, bytes payload):
     cdef RawFrame frame = RawFrame.__new__(RawFrame)

@@ -28,9 +28,11 @@ class Message:
         "exchange",
         "extra_keys",
         "header",
+        "log_id",
         "needs",
         "persistent",
         "routing_key",
+        "stamp_us",
     )
 
     def __init__(
@@ -57,3 +59,6 @@ class Message:
         self.extra_keys: tuple[str, ...] = ()
         # Where a large body is kept in the message store; 0 until it is written there.
         self.body_id = 0
+        # Its number in the event log, 0 if it is not told there; and when it came, 0 if not known.
+        self.log_id = 0
+        self.stamp_us = 0

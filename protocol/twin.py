@@ -19,6 +19,9 @@ __all__ = [
     "cut",
     "encode_acks",
     "encode_deliveries",
+    "fill_lines",
+    "logged",
+    "stamp",
 ]
 
 from leveret.protocol.items import Item
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     # The twins are alike, and mypy cannot look into the compiled one.
     from leveret.protocol.hot import cut, encode_acks, encode_deliveries
     from leveret.protocol.items import AckRun, PublishRun, RawFrame
+    from leveret.protocol.lines import fill_lines, logged, stamp
     from leveret.protocol.message import Message
 
     COMPILED: bool
@@ -42,12 +46,16 @@ else:
             cut,
             encode_acks,
             encode_deliveries,
+            fill_lines,
+            logged,
+            stamp,
         )
 
         COMPILED = True
     except ImportError:
         from leveret.protocol.hot import cut, encode_acks, encode_deliveries
         from leveret.protocol.items import AckRun, PublishRun, RawFrame
+        from leveret.protocol.lines import fill_lines, logged, stamp
         from leveret.protocol.message import Message
 
         COMPILED = False

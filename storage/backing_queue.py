@@ -140,7 +140,11 @@ class BackingQueue(Protocol):
         """Return pending messages to their places; ids that are not pending are ignored."""
 
     def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
-        """Those of the ids that are pending, as they were fetched: to be dead-lettered."""
+        """Those of the ids that are pending, as they were fetched: to be dead-lettered.
+
+        Those behind the last entry of the answer may be still to be read: ask again. Nothing,
+        if none of them is pending.
+        """
 
     def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
         """Pending messages come back once more: count it, for good; the new counts."""

@@ -102,7 +102,7 @@ class DefinitionStore:
         self._put("DELETE FROM queue WHERE id = ?", (queue_id,))
 
     def save_sub_queue(self, sub_id: int, queue_id: int, priority: int) -> None:
-        self._put("INSERT INTO sub_queue VALUES (?, ?, ?)", (sub_id, queue_id, priority))
+        self._put("INSERT OR REPLACE INTO sub_queue VALUES (?, ?, ?)", (sub_id, queue_id, priority))
 
     def delete_sub_queues(self, queue_id: int) -> None:
         """To be called after ``delete_queue``: a start deletes what has lost its queue."""

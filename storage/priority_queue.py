@@ -253,6 +253,8 @@ class PriorityQueue:
 
     def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
         found: dict[int, Entry] = {}
+        # How many of the answer of a priority are still to come; 0 from the beginning: all of it.
+        left: dict[int, int] = {}
         is_loading = False
         # All are asked, so that they read at the same time.
         for priority, own in self._own(seq_ids):
@@ -261,9 +263,20 @@ class PriorityQueue:
                 is_loading = True
             else:
                 found.update((entry.seq_id, entry) for entry in _outer(entries, priority))
+                left[priority] = len(entries)
         if is_loading:
             return LOADING
-        return [found[seq_id] for seq_id in seq_ids if seq_id in found]
+        known: list[Entry] = []
+        answered = {priority for priority, count in left.items() if count}
+        for seq_id in seq_ids:
+            priority = seq_id & _PRIORITY_MASK
+            if priority in answered and not left[priority]:
+                # Behind its last: perhaps still to be read, and the order is to be kept.
+                break
+            if seq_id in found:
+                left[priority] -= 1
+                known.append(found[seq_id])
+        return known
 
     def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
         counts: dict[int, int] = {}

@@ -154,7 +154,9 @@ class _Mark:
     def _go_on(self) -> None:
         self._first = self._next
         if self._first is None:
-            self._index.counters.expiring = MARKED
+            # Unless rows without a mark were written, or marking began anew, meanwhile.
+            if self._index._marking is self:
+                self._index.counters.expiring = MARKED
             self._index._settled(self, 0)
         else:
             self._index._database.put(self)
@@ -171,6 +173,8 @@ class QueueIndex:
         self.counters = counters
         # Rows with an expiry are written so that ``read_due`` finds them.
         self.is_exact = False
+        # What marks those that were written before.
+        self._marking: _Mark | None = None
         # Told what was spent on writes that are done with: credit for more.
         self.granted: Callable[[int], None] = lambda cost: None
         # Rows handed over whose commit has not ended, those included that were taken back.
@@ -364,6 +368,8 @@ class QueueIndex:
         self.counters.bytes += size
         if expires_at_ms is not None and not (marks and self.counters.expiring == MARKED):
             self.counters.expiring = MARKED if marks and not self.counters.expiring else 1
+            if not marks:
+                self._marking = None
         self._gather_counters(batch)
 
     def _gather_removed(self, removed: Collection[tuple[int, int, int]], batch: Batch) -> None:
@@ -424,7 +430,7 @@ class QueueIndex:
         self.is_exact = True
         if self.counters.expiring == MARKED:
             return
-        mark = _Mark(self)
+        mark = self._marking = _Mark(self)
         self._under_way[mark] = (0, _SEQ_MASK)
         self._database.put(mark)
 
@@ -435,6 +441,13 @@ class QueueIndex:
         await self._wait_on_disk(first, last)
         return await self._database.read_patiently(
             _select_messages, self._base + first, self._base + last, limit, max_bytes
+        )
+
+    async def read_chosen(self, seq_ids: Sequence[int]) -> list[tuple[int, Message]]:
+        """The messages at these positions, which ascend and are not many; those there are."""
+        await self._wait_on_disk(seq_ids[0], seq_ids[-1])
+        return await self._database.read_patiently(
+            _select_chosen, [self._base + seq_id for seq_id in seq_ids]
         )
 
     async def _wait_on_disk(self, first: int, last: int) -> None:
@@ -474,20 +487,32 @@ def _position(row: tuple[Any, ...]) -> Position:
     )
 
 
+_MESSAGES = (
+    "SELECT m.key, m.size, m.flags, m.envelope, m.extra_keys, m.header, m.body_id,"
+    " coalesce(m.body, b.body) FROM message m LEFT JOIN body b ON b.id = m.body_id"
+)
+
+
 def _select_messages(
     connection: sqlite3.Connection, first: int, last: int, limit: int, max_bytes: int
 ) -> list[tuple[int, Message]]:
+    cursor = connection.execute(
+        f"{_MESSAGES} WHERE m.key BETWEEN ? AND ? ORDER BY m.key LIMIT ?", (first, last, limit)
+    )
+    return _read(cursor, max_bytes)
+
+
+def _select_chosen(connection: sqlite3.Connection, keys: list[int]) -> list[tuple[int, Message]]:
+    marks = ",".join("?" * len(keys))
+    return _read(connection.execute(f"{_MESSAGES} WHERE m.key IN ({marks})", keys), None)
+
+
+def _read(cursor: sqlite3.Cursor, max_bytes: int | None) -> list[tuple[int, Message]]:
     found: list[tuple[int, Message]] = []
     size = 0
-    cursor = connection.execute(
-        "SELECT m.key, m.size, m.flags, m.envelope, m.extra_keys, m.header, m.body_id,"
-        " coalesce(m.body, b.body) FROM message m LEFT JOIN body b ON b.id = m.body_id"
-        " WHERE m.key BETWEEN ? AND ? ORDER BY m.key LIMIT ?",
-        (first, last, limit),
-    )
     for key, length, flags, envelope, extra_keys, header, body_id, body in cursor:
         size += length
-        if found and size > max_bytes:
+        if found and max_bytes is not None and size > max_bytes:
             break
         exchange, routing_key = _names(envelope)
         message = Message(

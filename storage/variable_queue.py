@@ -557,33 +557,46 @@ class VariableQueue:
             self._transient.remove(transient)
 
     def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
-        absent = [self.disk_pending[seq_id] for seq_id in seq_ids if seq_id in self.disk_pending]
-        if absent:
-            if self._pending_read is None:
-                self._pending_read = asyncio.get_running_loop().create_task(
-                    self._read_pending(absent)
-                )
-            return LOADING
-        known = [self.ram_pending[seq_id] for seq_id in seq_ids if seq_id in self.ram_pending]
-        return [
-            _make_entry((status.seq_id, status.message, True, status.expires_at_ms))
-            for status in known
-            if status.message is not None
-        ]
+        known: list[Entry] = []
+        for place, seq_id in enumerate(seq_ids):
+            status = self.ram_pending.get(seq_id)
+            if status is not None and status.message is not None:
+                known.append(_make_entry((seq_id, status.message, True, status.expires_at_ms)))
+            elif seq_id in self.disk_pending:
+                if known:
+                    break
+                if self._pending_read is None:
+                    absent = [each for each in seq_ids[place:] if each in self.disk_pending]
+                    self._pending_read = asyncio.get_running_loop().create_task(
+                        self._read_pending([self.disk_pending[each] for each in absent])
+                    )
+                return LOADING
+        return known
 
     async def _read_pending(self, absent: list[MsgStatus]) -> None:
-        """Back into memory, one by one: few clients reject what they have held for so long."""
+        """Back into memory, a chunk of those at the front."""
+        is_persistent = absent[0].is_persistent
+        index = self._index if is_persistent else self._transient
+        assert index is not None
+        wanted: dict[int, MsgStatus] = {}
+        size = 0
+        for status in absent:
+            size += status.size
+            if len(wanted) == READ_MESSAGES or (wanted and size > READ_BYTES):
+                break
+            # Those in the other file are for the next time.
+            if status.is_persistent is not is_persistent:
+                break
+            wanted[status.seq_id] = status
         try:
-            for status in absent:
-                index = self._index if status.is_persistent else self._transient
-                assert index is not None
-                found = await index.read_messages(status.seq_id, status.seq_id, 1, 1)
-                if self.disk_pending.get(status.seq_id) is not status:
+            found = dict(await index.read_chosen(sorted(wanted)))
+            for seq_id, status in wanted.items():
+                if self.disk_pending.get(seq_id) is not status:
                     continue
-                del self.disk_pending[status.seq_id]
-                if found:
-                    status.message = found[0][1]
-                    self.ram_pending[status.seq_id] = status
+                del self.disk_pending[seq_id]
+                status.message = found.get(seq_id)
+                if status.message is not None:
+                    self.ram_pending[seq_id] = status
                 else:
                     log.error("a message that was delivered is not on disk (%r)", status)
                     self.lost += 1
@@ -611,6 +624,14 @@ class VariableQueue:
 
     def delivery_count(self, seq_id: int) -> int:
         return self._returns.get(seq_id, 0)
+
+    def _learn_returns(self, positions: Iterable[Position]) -> None:
+        returns = self._returns
+        for position in positions:
+            count = position.delivery_count
+            # What was counted since may not be on disk yet.
+            if count and count > returns.get(position.seq_id, 0):
+                returns[position.seq_id] = count
 
     def requeue(self, seq_ids: Collection[int]) -> None:
         returns = {seq_id: self._returns[seq_id] for seq_id in seq_ids if seq_id in self._returns}
@@ -788,11 +809,7 @@ class VariableQueue:
                 if index is not None:
                     positions = await index.read_positions(first, end, limit)
                     found += [_loaded(position, index is self._index) for position in positions]
-                    self._returns.update(
-                        (each.seq_id, each.delivery_count)
-                        for each in positions
-                        if each.delivery_count
-                    )
+                    self._learn_returns(positions)
         finally:
             self._is_reading_positions = False
             later, self._requeue_later = self._requeue_later, []

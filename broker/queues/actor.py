@@ -410,13 +410,13 @@ class QueueActor:
             self._know(channel)
         messages = prepare.messages
         if messages and self._limit.refuses:
-            taken = self._limit.accepted(messages, *self._length_to_be())
-            if taken < len(messages):
-                if not prepare.is_optional:
-                    prepare.unit.refuse()
-                    return
-                self.counters.refuse += len(messages) - taken
-                messages = messages[:taken]
+            fitting = self._limit.fitting(messages, *self._length_to_be())
+            refused = len(messages) - len(fitting)
+            self.counters.refuse += refused
+            if refused and not prepare.is_optional:
+                prepare.unit.refuse()
+                return
+            messages = fitting
         state = self._consumers.channels.get(channel)
         settled: dict[int, Consumer | None] = {}
         if state is not None:
@@ -448,12 +448,16 @@ class QueueActor:
 
     def _on_part_committed(self, committed: c.PartCommitted) -> None:
         part = committed.part
+        was_empty = self._backing.is_empty()
         if part.count:
             self._parts_committing -= 1
             self._no_longer_expected(part)
         part.prepared.commit()
         if self._backing.may_expire:
             self._is_ruled = True
+        if part.count and was_empty and self._consumers.has_ready:
+            # As with any publish: who is ready gets it before limits and times are kept [76].
+            self._deliver_waiting(is_fresh=True)
         self.counters.publish += part.count
         self.counters.ack += len(part.settled)
         consumers = [consumer for consumer in part.settled.values() if consumer is not None]
@@ -475,10 +479,11 @@ class QueueActor:
 
     # --- delivering ------------------------------------------------------------------------------
 
-    def _deliver_waiting(self) -> int:
+    def _deliver_waiting(self, *, is_fresh: bool = False) -> int:
         """Serve consumers from the backing queue while both have something to give.
 
-        Returns how many messages went.
+        ``is_fresh``: all of it has come just now, so nothing is too old. Returns how many
+        messages went.
         """
         backing, consumers = self._backing, self._consumers
         delivered = 0
@@ -503,7 +508,8 @@ class QueueActor:
                 self._is_loading = entries is LOADING
                 break
             if self._is_ruled:
-                entries = self._without_expired(entries)
+                if not is_fresh:
+                    entries = self._without_expired(entries)
                 if consumer.no_ack:
                     backing.ack([entry.seq_id for entry in entries])
             if len(entries) < share:
@@ -884,11 +890,11 @@ class QueueActor:
     def _without_expired(self, entries: list[Entry]) -> list[Entry]:
         """Fetched, and pending: those whose time is over are not to be delivered."""
         now_ms = self._expiry.now_ms()
-        expired = [
-            entry
-            for entry in entries
-            if entry.expires_at_ms is not None and entry.expires_at_ms <= now_ms
-        ]
+        expired: list[Entry] = []
+        alive: list[Entry] = []
+        for entry in entries:
+            due_ms = entry.expires_at_ms
+            (alive if due_ms is None or due_ms > now_ms else expired).append(entry)
         if not expired:
             return entries
         self.counters.expire += len(expired)
@@ -896,7 +902,7 @@ class QueueActor:
             self._dead.add(expired, "expired")
         else:
             self._backing.ack([entry.seq_id for entry in expired])
-        return [entry for entry in entries if entry not in expired]
+        return alive
 
     def _on_drop_expired(self, drop: c.DropExpired) -> None:
         self._is_ruled = True
@@ -1027,6 +1033,7 @@ class QueueActor:
             "consumers": len(self._consumers),
             "mailbox": len(self.mailbox),
             **self.counters.statistics(),
+            "dead_letter": dict(self._dead.counts),
             "backing_queue": self._backing.statistics(),
         }
 

@@ -87,6 +87,8 @@ class DeadLetters:
         # What the unit under way takes, and its part in this queue.
         self._under_way: list[_Dead] = []
         self._part: SourcePart | None = None
+        # The queue was deleted.
+        self._has_left = False
         # Messages that died, by reason.
         self.counts: dict[str, int] = {}
         self._exchange: str | None = None
@@ -128,24 +130,26 @@ class DeadLetters:
 
     def step(self, mailbox: Mailbox) -> bool:
         """Begin a unit with what waits, unless one is under way; False: messages must be read."""
-        if self._under_way or not self._waiting:
-            return True
-        batch = self._next_batch()
-        if batch is None:
-            return False
+        while self._waiting and not self._under_way:
+            batch = self._next_batch()
+            if batch is None:
+                return False
+            for dead in batch:
+                self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
+            targets = self._route(batch)
+            if targets:
+                self._begin(mailbox, batch, targets)
+            else:
+                self._backing.ack([dead.seq_id for dead in batch if dead.seq_id is not None])
+        return True
+
+    def _begin(
+        self, mailbox: Mailbox, batch: list[_Dead], targets: dict[Mailbox, list[Message]]
+    ) -> None:
         self._under_way = batch
         seq_ids = [dead.seq_id for dead in batch if dead.seq_id is not None]
-        targets = self._route(batch)
-        for dead in batch:
-            self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
-        if not targets:
-            self._backing.ack(seq_ids)
-            self._under_way = []
-            return self.step(mailbox)
         assert self._surroundings is not None
-        unit = self._surroundings.make_unit(
-            lambda is_committed: mailbox.put_urgent(c.UnitEnded(is_committed))
-        )
+        unit = self._surroundings.make_unit(partial(self._on_ended, mailbox))
         for target, messages in targets.items():
             if target.put(c.Prepare(unit, mailbox, messages, (), is_optional=True)):
                 unit.expect()
@@ -156,7 +160,12 @@ class DeadLetters:
         unit.expect()
         unit.join(self._part)
         unit.begin()
-        return True
+
+    def _on_ended(self, mailbox: Mailbox, is_committed: bool) -> None:
+        is_here = mailbox.put_urgent(c.UnitEnded(is_committed))
+        if not is_here and not is_committed and self._has_left:
+            # Deleted meanwhile, as was one of its targets: the others get theirs all the same.
+            self._send_off(self._under_way)
 
     def on_unit_ended(self, *, is_committed: bool) -> None:
         """The next may begin; what came to nothing begins anew, with the queues that are left."""
@@ -185,12 +194,7 @@ class DeadLetters:
             if found is LOADING:
                 return None
             messages = {entry.seq_id: entry.message for entry in found}
-            chosen = [
-                dead
-                if dead.message is not None
-                else dead._replace(message=messages.get(dead.seq_id or 0))
-                for dead in chosen
-            ]
+            chosen = _up_to_last_found(chosen, messages)
         for _ in chosen:
             self._waiting.popleft()
         return [dead for dead in chosen if dead.message is not None]
@@ -227,9 +231,24 @@ class DeadLetters:
     # --- the end ---------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """The queue is deleted: what was to die has died, though nobody waits for its copies."""
-        batch = [dead for dead in self._waiting if dead.message is not None]
+        """The queue is deleted: what was to die has died, though nobody waits for its copies.
+
+        But for what has left memory: that goes with the queue.
+        """
+        self._has_left = True
+        batch = []
+        for dead in self._waiting:
+            if dead.message is None and dead.seq_id is not None:
+                found = self._backing.pending((dead.seq_id,))
+                if found is LOADING or not found:
+                    continue
+                dead = dead._replace(message=found[0].message)
+            batch.append(dead)
+            self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
         self._waiting.clear()
+        self._send_off(batch)
+
+    def _send_off(self, batch: Sequence[_Dead]) -> None:
         for target, messages in self._route(batch).items():
             sizes = [len(message.body) for message in messages]
             target.put(
@@ -249,6 +268,25 @@ class DeadLetters:
         """The queue starts anew with all that a commit has not taken yet."""
         if self._part is not None:
             self._part.has_crashed = True
+
+
+def _up_to_last_found(chosen: list[_Dead], messages: dict[int, Message]) -> list[_Dead]:
+    """With their messages, as far as those are known; without where they are gone.
+
+    What was asked for and stands behind the last that was found is still to be read, or gone if
+    nothing was found.
+    """
+    left = len(messages)
+    known: list[_Dead] = []
+    for dead in chosen:
+        if dead.message is None and dead.seq_id is not None:
+            if messages and not left:
+                break
+            message = messages.get(dead.seq_id)
+            left -= message is not None
+            dead = dead._replace(message=message)
+        known.append(dead)
+    return known
 
 
 def _headers(header: bytes) -> Table:

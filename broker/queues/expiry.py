@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from leveret.storage.backing_queue import Run
 
 
+# Seconds since 1970 as a float are this inexact, at most: 99.9999 ms are 100.
+_ROUNDING_MS = 0.001
+
+
 @lru_cache(maxsize=4096)
 def expiration_ms(header: bytes) -> int | None:
     """The expiration property; publishers mostly send the same header again and again."""
@@ -40,7 +44,7 @@ class MessageExpiry:
         self._due_ms: int | None = None
 
     def now_ms(self) -> int:
-        return int(self._clock.now() * 1000)
+        return int(self._clock.now() * 1000 + _ROUNDING_MS)
 
     def runs(self, messages: Sequence[Message]) -> list[Run]:
         """The same messages in runs of equal expiry, if they are published now."""

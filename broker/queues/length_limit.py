@@ -44,6 +44,16 @@ class LengthLimit:
                     return at
         return count
 
+    def fitting(self, messages: Sequence[Message], length: int, size: int) -> list[Message]:
+        """Those that fit if they come one after the other: a small one may behind a large one."""
+        taken: list[Message] = []
+        for message in messages:
+            if self.accepted((message,), length, size):
+                taken.append(message)
+                length += 1
+                size += len(message.body)
+        return taken
+
     def refused(self, messages: Sequence[Message], length: int, size: int) -> int:
         """How many from the front do not fit, each for itself."""
         for at, message in enumerate(messages):

@@ -253,9 +253,14 @@ async def test_a_policy_for_queues_leaves_exchanges_alone(
 async def test_an_extension_that_fails_keeps_no_policy_from_others(
     broker: Broker, channel: AbstractChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
+    followed: list[str] = []
+
     class Clumsy(ExchangeDecorator):
         def active_for(self, exchange: Any) -> Activity:
             return Activity.NO_ROUTE
+
+        def create(self, exchange: Any) -> None:
+            followed.append(exchange.name.name)
 
         def policy_changed(self, exchange: Any) -> None:
             raise ValueError("clumsy")
@@ -265,6 +270,9 @@ async def test_an_extension_that_fails_keeps_no_policy_from_others(
     await broker.policies.set("/", "p", ".*", {"max-length": 5})
     assert facts(broker, "queues", "q")["policy"] == "p"
     assert "an extension failed at policy_changed" in caplog.text
+    # No policy makes anything follow the default exchange.
+    assert "amq.direct" in followed
+    assert "" not in followed
 
 
 # --- what is kept ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from leveret.broker.vhosts import VhostError
 from leveret.storage.memory_queue import MemoryQueue
 from leveret.storage.vhost_store import StoreError
 from tests.support.broker_process import running_broker
-from tests.support.refusal import refusal
+from tests.support.refusal import close_reason, refusal
 from tests.support.waiting import wait_until
 
 PERSISTENT = aio_pika.DeliveryMode.PERSISTENT
@@ -211,8 +211,7 @@ async def test_deleting_a_vhost_closes_its_connections_and_no_others(broker: Bro
     ):
         channel = await goes.channel()
         await channel.declare_queue("own", exclusive=True)
-        reason = asyncio.get_running_loop().create_future()
-        goes.close_callbacks.add(lambda _, error: reason.done() or reason.set_result(error))
+        reason = close_reason(goes)
         await broker.delete_vhost("other")
         error = await asyncio.wait_for(reason, 20)
         assert "CONNECTION_FORCED - vhost 'other' is deleted" in str(error)
@@ -254,8 +253,7 @@ async def test_deleting_a_user_closes_his_connections(broker: Broker) -> None:
         await aio_pika.connect(url(broker.port)) as stays,
         await aio_pika.connect(url(broker.port, user="ann", password="secret")) as goes,
     ):
-        reason = asyncio.get_running_loop().create_future()
-        goes.close_callbacks.add(lambda _, error: reason.done() or reason.set_result(error))
+        reason = close_reason(goes)
         await broker.users.delete("ann")
         error = await asyncio.wait_for(reason, 20)
         assert "CONNECTION_FORCED - user 'ann' is deleted" in str(error)

@@ -31,7 +31,8 @@ def change(path: Path, sql: str) -> None:
 def test_it_is_described(data: Path) -> None:
     before = contents(data)
     report = check_folder(data)
-    assert report.problems == report.remarks == report.damaged == []
+    assert report.problems == report.remarks == []
+    assert report.damaged == []
     [broker] = report.broker
     assert (broker.file, broker.vhosts, broker.users) == (BROKER_FILE, 1, 1)
     assert contents(data) == before

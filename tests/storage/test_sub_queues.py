@@ -149,6 +149,9 @@ async def test_what_has_lost_its_queue_is_deleted(tmp_path: Path) -> None:
         assert len(jobs.queue) == 0
         jobs.publish(d=1)
         assert await jobs.drained() == "d"
+        jobs.queue.terminate()
+    async with opened_store(tmp_path / "vhosts") as (store, definitions):
+        assert [sub.priority for sub in definitions.sub_queues] == [1]
 
 
 async def test_a_check_names_the_priority(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_integers_may_have_any_width_and_nothing_else_is_one(argument: str, name
             ("x-queue-type", "longstr"),
             ("x-dead-letter-routing-key", "longstr"),
             ("x-single-active-consumer", "bool"),
+            ("x-message-ttl-exact", "bool"),
         )
         for name in ONE_OF_EACH_TYPE
         if name != type_name
