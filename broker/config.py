@@ -150,6 +150,22 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Fraction:
+    """A share of something, and nothing else."""
+
+    allowed: str = "a share from 0 to 1"
+
+    def read(self, raw: object) -> float:
+        share = float(raw) if isinstance(raw, str) else raw
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise ValueError
+        return float(share)
+
+    def write(self, value: float) -> str:
+        return f"{value:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Seconds:
     low: float
     high: float
@@ -328,6 +344,44 @@ class Settings:
     )
     event_exchange_vhost: str = _setting(
         "", Text(empty="that of `default_vhost`"), "Virtual host that has that exchange."
+    )
+    event_log: str = _setting(
+        "sampled",
+        Choice(("off", "objects", "sampled", "all")),
+        "What the event log tells of: `objects` are connections, queues and the like, `sampled`"
+        " these and a share of all messages, `all` everything.",
+    )
+    event_log_sample: float = _setting(
+        0.01, Fraction(), "Share of messages whose whole life is in a `sampled` event log."
+    )
+    event_log_dir: str = _setting(
+        "", Text(4096, "`events` in the data folder"), "Folder of the event log."
+    )
+    event_log_segment_bytes: int = _setting(
+        64_000_000, Size(1024, 2**36), "Size at which a segment of the event log is sealed."
+    )
+    event_log_segment_s: float = _setting(
+        60.0, Seconds(1, 86_400), "Age at which a segment of the event log is sealed."
+    )
+    event_log_retention_s: int = _setting(
+        604_800,
+        Whole(1, 2**40, "for ever"),
+        "Seconds for which sealed segments of the event log are kept; 604800 are 7 days.",
+    )
+    event_log_retention_bytes: int = _setting(
+        10 * 1024**3,
+        Size(1024, 2**60, "no limit"),
+        "Size of all sealed segments above which the oldest are deleted.",
+    )
+    event_log_compression: str = _setting(
+        "none",
+        Choice(("none", "zstd")),
+        "How sealed segments are compressed; `zstd` needs the extra `leveret[zstd]`.",
+    )
+    event_log_buffer: int = _setting(
+        32 * 1024**2,
+        Size(1024, 2**36),
+        "Memory for events that wait for the disk; what is more is left out, and counted.",
     )
     message_timestamp: str = _setting(
         "off",

@@ -31,6 +31,19 @@ CLI_USER = "rmq-cli"
 # the tasks of queues they declare, begin with the same.
 ACTING_USER: ContextVar[str] = ContextVar("acting_user", default=INTERNAL_USER)
 
+
+class Actor(NamedTuple):
+    """The connection and channel, by their numbers in the event log, and the client's address."""
+
+    conn: int = 0
+    ch: int = 0
+    peer: str = ""
+
+
+NOBODY = Actor()
+# Through which channel; inherited in the same way.
+ACTOR: ContextVar[Actor] = ContextVar("actor", default=NOBODY)
+
 WHO = "user_who_performed_action"
 
 
@@ -38,6 +51,8 @@ class Event(NamedTuple):
     kind: str
     properties: Mapping[str, object]
     timestamp_ms: int
+    # Why, where that is known; RabbitMQ's events do not tell.
+    reason: str = ""
 
 
 Listener = Callable[[Event], object]
@@ -60,9 +75,9 @@ class Events:
             self._listeners.remove(listener)
         self.is_heard = bool(self._listeners)
 
-    def notify(self, kind: str, properties: Mapping[str, object]) -> None:
+    def notify(self, kind: str, properties: Mapping[str, object], reason: str = "") -> None:
         """Tell everybody; a listener that fails is logged and takes nobody with it."""
-        event = Event(kind, properties, int(self._clock.now() * 1000))
+        event = Event(kind, properties, int(self._clock.now() * 1000), reason)
         for listener in tuple(self._listeners):
             try:
                 listener(event)

@@ -12,7 +12,7 @@ in bytes as well.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from leveret.broker.mailbox import Mailbox
 
@@ -24,13 +24,33 @@ class Bump(NamedTuple):
     credit: int
 
 
+class Witness(Protocol):
+    """Hears when credit with a peer runs out, and when there is some again."""
+
+    def blocked(self, who: Mailbox, by: Mailbox) -> None: ...
+
+    def unblocked(self, who: Mailbox, by: Mailbox) -> None: ...
+
+
 class CreditFlow:
     """Both ends of every link of one task: what it may send, what it owes its senders."""
 
-    __slots__ = ("_address", "_blockers", "_deferred", "_from", "_initial", "_more_after", "_to")
+    __slots__ = (
+        "_address",
+        "_blockers",
+        "_deferred",
+        "_from",
+        "_initial",
+        "_more_after",
+        "_to",
+        "witness",
+    )
 
-    def __init__(self, address: Mailbox, initial: int, more_after: int) -> None:
+    def __init__(
+        self, address: Mailbox, initial: int, more_after: int, witness: Witness | None = None
+    ) -> None:
         self._address = address
+        self.witness = witness
         self._initial = initial
         self._more_after = more_after
         # Credit left with each peer we send to; absent means all of it.
@@ -61,8 +81,10 @@ class CreditFlow:
         """Spend credit for something sent; blocks us when it is used up."""
         left = self._from.get(to, self._initial) - cost
         self._from[to] = left
-        if left <= 0:
+        if left <= 0 and to not in self._blockers:
             self._blockers.add(to)
+            if self.witness is not None:
+                self.witness.blocked(self._address, to)
 
     def ack(self, sender: Mailbox, cost: int) -> None:
         """We took something from ``sender``; grant more once it adds up."""
@@ -90,6 +112,13 @@ class CreditFlow:
         self._to.pop(peer, None)
         self._unblock(peer)
 
+    def end(self) -> None:
+        """The task ends, and waits for nobody any more."""
+        if self.witness is not None:
+            for peer in self._blockers:
+                self.witness.unblocked(self._address, peer)
+        self._blockers.clear()
+
     def _grant(self, sender: Mailbox, credit: int) -> None:
         if self._blockers:
             self._deferred.append((sender, credit))
@@ -97,7 +126,10 @@ class CreditFlow:
             sender.put_urgent(Bump(self._address, credit))
 
     def _unblock(self, peer: Mailbox) -> None:
-        self._blockers.discard(peer)
+        if peer in self._blockers:
+            self._blockers.remove(peer)
+            if self.witness is not None:
+                self.witness.unblocked(self._address, peer)
         if self._blockers or not self._deferred:
             return
         deferred, self._deferred = self._deferred, []

@@ -15,7 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from leveret.broker.event_exchange import EventExchange
-from leveret.broker.events import ACTING_USER, INTERNAL_USER, Events
+from leveret.broker.event_log.credit import CreditLog
+from leveret.broker.event_log.objects import tell_recovered
+from leveret.broker.events import ACTING_USER, ACTOR, INTERNAL_USER, NOBODY, Events
 from leveret.broker.exchanges.base import Binding, Exchange
 from leveret.broker.flow import Bump
 from leveret.broker.limits import VHOST_COMPONENT, VHOST_LIMITS, Usage, limits_from_json
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from leveret.broker.channel.context import ReplyPort
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
+    from leveret.broker.event_log.journal import Journal
+    from leveret.broker.event_log.messages import MessageLog
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.registry import Registries
     from leveret.storage.backing_queue import BackingQueue
@@ -70,6 +74,7 @@ class LiveVhost:
         store: VhostStore | None = None,
         make_backing: BackingFactory | None = None,
         events: Events | None = None,
+        event_log: Journal | None = None,
         has_event_exchange: bool = False,
     ) -> None:
         """Queues are kept by ``store``, or by what ``make_backing`` makes where that is given."""
@@ -81,12 +86,17 @@ class LiveVhost:
         # The firehose, while it is on.
         self.tracer: Tracer | None = None
         self.policies = LivePolicies(self.topology)
-        self._event_exchange = None
+        self.event_exchange = None
         if has_event_exchange:
-            self._event_exchange = EventExchange(self.events, self.topology)
+            self.event_exchange = EventExchange(self.events, self.topology)
         # Its connections, channels and consumers, counted, and what it may have of them.
         self.usage = Usage()
         self._store = store
+        self._event_log = event_log
+        # Where it is told who waits for whose credit.
+        self.credit_log = None if event_log is None else CreditLog(event_log, name)
+        # Where what happens to messages is told; None if nobody wants to know.
+        self.message_log: MessageLog | None = None
         # What recovered queues have on disk, until their actors take over.
         self._recovered: dict[int, Counters] = {}
         # By name and factory: a name registered anew is another decorator.
@@ -125,6 +135,8 @@ class LiveVhost:
             definitions = await self._store.open()
             self._recover(definitions)
             self.topology.events.append(self._on_change)
+        if self._event_log is not None:
+            tell_recovered(self._event_log, self.name, self.topology)
         self.topology.events.append(TopologyEvents(self.events, self.name))
 
     async def stop(self) -> None:
@@ -142,8 +154,8 @@ class LiveVhost:
 
     def _close_topology(self) -> None:
         self.topology.close()
-        if self._event_exchange is not None:
-            self._event_exchange.close()
+        if self.event_exchange is not None:
+            self.event_exchange.close()
 
     async def delete_files(self) -> None:
         """Of one that does not run. Raises OSError."""
@@ -223,6 +235,7 @@ class LiveVhost:
         if self.topology.queues.get(queue.name.name) is queue:
             # The queue's task began as that of whoever declared it.
             ACTING_USER.set(queue.deleted_by or INTERNAL_USER)
+            ACTOR.set(NOBODY)
             self.topology.remove_queue(queue.name.name)
         if queue.owner is not None:
             queue.owner.exclusive_queues.discard(queue)

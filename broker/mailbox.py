@@ -28,11 +28,12 @@ _TURN = _Turn()
 class Mailbox:
     """Two lanes: ``urgent`` is taken first and whole, ``ordinary`` as the owner sees fit."""
 
-    __slots__ = ("_urgent_only", "_waiter", "is_closed", "ordinary", "owner", "urgent")
+    __slots__ = ("_urgent_only", "_waiter", "is_closed", "log_name", "ordinary", "owner", "urgent")
 
-    def __init__(self, owner: str = "") -> None:
-        # Who takes from it, for logs and statistics.
+    def __init__(self, owner: str = "", log_name: str = "") -> None:
+        # Who takes from it, for logs and statistics; and as the event log names it.
         self.owner = owner
+        self.log_name = log_name
         self.urgent: list[object] = []
         self.ordinary: deque[object] = deque()
         # Set once by close(): later puts are refused.

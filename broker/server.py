@@ -26,6 +26,8 @@ from leveret.broker.boot import (
 from leveret.broker.clock import Clock, RealClock
 from leveret.broker.config import Settings
 from leveret.broker.connection.listener import Listener, wait_or_cut
+from leveret.broker.event_log.journal import Journal
+from leveret.broker.event_log.objects import ObjectEvents
 from leveret.broker.events import Events
 from leveret.broker.exchanges import register_builtins
 from leveret.broker.interceptors.timestamp import TimestampInterceptor
@@ -72,6 +74,10 @@ class Broker:
         self._store = BrokerStore(self.settings.data) if make_backing is None else None
         self._stored = BrokerState(True, [], [], [], {})
         self.users = Users(self._store, self._evict_user, self.events)
+        # What happens, on disk; None where that is not wanted, or nothing is to be written.
+        self.event_log: Journal | None = None
+        if make_backing is None and self.settings.event_log != "off":
+            self.event_log = Journal(self.settings, self.clock)
         self.vhosts = Vhosts(self._make_vhost, self._evict_vhost, self._store, self.events)
         self.policies = Policies(self.vhosts)
         self.operator_policies = Policies(self.vhosts, "operator_policy")
@@ -86,6 +92,7 @@ class Broker:
         self._lock = FolderLock(self.settings.data)
         self._control: ControlSocket | None = None
         self._is_stopped = False
+        self._connections_accepted = 0
 
     def _register_builtins(self) -> None:
         """Built-in kinds come through the same door as those of installed packages."""
@@ -118,6 +125,13 @@ class Broker:
                 requires=("data_folder",),
                 enables=(STORAGE_READY,),
             )
+        if self.event_log is not None:
+            yield BootStep(
+                "event_log",
+                self._start_event_log,
+                requires=("data_folder",),
+                enables=(STORAGE_READY,),
+            )
         yield BootStep("defaults", self._make_defaults, requires=(STORAGE_READY,))
         yield BootStep("users", self._load_users, ("defaults",), enables=(ROUTING_READY,))
         yield BootStep("vhosts", self._start_vhosts, ("defaults",), enables=(ROUTING_READY,))
@@ -137,6 +151,11 @@ class Broker:
     async def _open_broker_store(self) -> None:
         assert self._store is not None
         self._stored = await self._store.open()
+
+    async def _start_event_log(self) -> None:
+        assert self.event_log is not None
+        await self.event_log.start()
+        self.events.subscribe(ObjectEvents(self.event_log))
 
     async def _make_defaults(self) -> None:
         """At the first start only: a default user that was deleted must not come back."""
@@ -189,6 +208,8 @@ class Broker:
             await self._store.close()
         self.stop_monitors()
         self.loop_monitor.stop()
+        if self.event_log is not None:
+            await self.event_log.stop()
         self._lock.release()
         self.clock.close()
 
@@ -280,6 +301,7 @@ class Broker:
             settings,
             store=store,
             events=self.events,
+            event_log=self.event_log,
             has_event_exchange=has_event_exchange,
         )
 
@@ -303,6 +325,11 @@ class Broker:
             for task in listener.evict(text, lambda reader: reader.vhost is vhost)
         ]
         await wait_or_cut(tasks, CLOSE_CONNECTIONS_S)
+
+    def take_connection_number(self) -> int:
+        """A number no other connection of this broker had, or will have."""
+        self._connections_accepted += 1
+        return self._connections_accepted
 
     def _evict_user(self, name: str) -> None:
         self.limits.forget_user(name)
@@ -344,6 +371,7 @@ class Broker:
             "timers": self.clock.statistics(),
             "loop": self.loop_monitor.statistics(),
             "alarms": self.alarms.statistics(),
+            "event_log": {} if self.event_log is None else self.event_log.statistics(),
             "memory": {} if self.memory is None else self.memory.statistics(),
             "disk": {} if self.disk is None else self.disk.statistics(),
         }

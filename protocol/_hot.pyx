@@ -392,6 +392,7 @@ def encode_acks(int channel, list tags not None, bint multiple):
 # --- the event log (lines.py) --------------------------------------------------------------------
 
 cdef enum:
+    ID_BITS = 11
     COLUMNS_MAX = 8
     DIGITS_MAX = 20
 
@@ -463,11 +464,10 @@ def fill_lines(pieces not None, columns not None, Py_ssize_t count):
     return result[: at - start]
 
 
-def stamp(messages not None, long long first_id, long long now_us):
+def stamp(messages not None, long long first_id):
     cdef Message message
     for message in messages:
         message.log_id = first_id
-        message.stamp_us = now_us
         first_id += 1
 
 
@@ -486,12 +486,8 @@ def logged(messages not None, long long now_us):
             places.append(at)
             ids.append(message.log_id)
             sizes.append(PyBytes_GET_SIZE(message.body))
-            age = -1
-            if message.stamp_us:
-                age = now_us - message.stamp_us
-                if age < 0:
-                    age = 0
-            ages.append(age)
+            age = now_us - (message.stamp_us if message.stamp_us else message.log_id >> ID_BITS)
+            ages.append(age if age > 0 else 0)
         at += 1
     if places is None:
         return None

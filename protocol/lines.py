@@ -2,7 +2,7 @@
 
 Events of a run share all but a few numbers. ``fill_lines`` puts those between pieces that were
 encoded once; ``stamp`` and ``logged`` write and read what a message carries for the log: its
-number there, and when it came. ``_hot.pyx`` has the same three, compiled.
+number there, whose upper part is the time it was published. ``_hot.pyx`` has the same, compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from leveret.protocol.message import Message
 
 # Numbers that differ from line to line, or the first of consecutive ones.
 Column = list[int] | int
+# A message's number is the time in microseconds, and so many bits to tell those of one time apart.
+ID_BITS = 11
 
 
 def fill_lines(pieces: Sequence[bytes], columns: Sequence[Column], count: int) -> bytes:
@@ -29,11 +31,10 @@ def fill_lines(pieces: Sequence[bytes], columns: Sequence[Column], count: int) -
     return b"".join([line % row[1:] for row in rows])
 
 
-def stamp(messages: Sequence[Message], first_id: int, now_us: int) -> None:
+def stamp(messages: Sequence[Message], first_id: int) -> None:
     """Number a run for the log."""
     for at, message in enumerate(messages):
         message.log_id = first_id + at
-        message.stamp_us = now_us
 
 
 def logged(
@@ -41,7 +42,7 @@ def logged(
 ) -> tuple[list[int], list[int], list[int], list[int]] | None:
     """Of those that have a number: place in the run, number, size, age in microseconds.
 
-    The age is -1 where it is not known. None if none has a number.
+    None if none has a number.
     """
     places = [at for at, message in enumerate(messages) if message.log_id]
     if not places:
@@ -51,8 +52,5 @@ def logged(
         places,
         [message.log_id for message in chosen],
         [len(message.body) for message in chosen],
-        [
-            max(0, now_us - message.stamp_us) if message.stamp_us else -1
-            for message in chosen
-        ],
+        [max(0, now_us - (each.stamp_us or each.log_id >> ID_BITS)) for each in chosen],
     )

@@ -59,6 +59,7 @@ class Message:
         self.extra_keys: tuple[str, ...] = ()
         # Where a large body is kept in the message store; 0 until it is written there.
         self.body_id = 0
-        # Its number in the event log, 0 if it is not told there; and when it came, 0 if not known.
+        # Its number in the event log, 0 if it is not told there; and when it came into its queue
+        # (microseconds), 0 if that was when it was published: the number tells.
         self.log_id = 0
         self.stamp_us = 0

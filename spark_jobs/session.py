@@ -33,7 +33,6 @@ _FIXED: Final = {
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     # Empty marker files that nobody reads.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.shuffle.partitions": "8",
@@ -73,5 +72,6 @@ def build_session(
     for key, value in {**settings, **_FIXED}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(settings["spark.log.level"])
+    if "spark.log.level" not in settings:
+        session.sparkContext.setLogLevel("ERROR")
     return session

@@ -174,6 +174,10 @@ class BackingQueue(Protocol):
         """Messages that are ready or pending."""
 
     @property
+    def paged(self) -> tuple[int, int, int, int]:
+        """Messages and bytes that left memory so far, and that came back into it."""
+
+    @property
     def may_expire(self) -> bool:
         """Some message that is ready may have an expiry; False only if none has."""
 

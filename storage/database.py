@@ -68,6 +68,9 @@ _INTO_MESSAGE = (
     " (key, size, flags, expires_at, envelope, extra_keys, header, body_id, body)"
 )
 _MESSAGE_COLUMNS = 9
+# The same for messages that are told in the event log: two numbers more, in front.
+_INTO_LOGGED = _INTO_MESSAGE.replace("(", "(log_id, stamp_us, ", 1)
+_LOGGED_COLUMNS = _MESSAGE_COLUMNS + 2
 
 
 class Batch:
@@ -84,6 +87,7 @@ class Batch:
         "drops",
         "freed_apart_bytes",
         "freed_bytes",
+        "logged",
         "messages",
         "rows",
         "statements",
@@ -96,6 +100,8 @@ class Batch:
         # Rows for the tables message and body; the former column by column, the latter as
         # id -> [references, body].
         self.messages: list[Any] = []
+        # Rows for the table message with their numbers in the event log.
+        self.logged: list[Any] = []
         self.bodies: dict[int, list[Any]] = {}
         # References that go, after those of bodies came.
         self.body_refs: dict[int, int] = {}
@@ -122,6 +128,7 @@ class Batch:
         return not (
             self.statements
             or self.messages
+            or self.logged
             or self.deletes
             or self.drops
             or self.calls
@@ -735,6 +742,8 @@ def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
             _insert(connection, "INSERT INTO body", 3, _flat(rows), _ONE_MORE_REFERENCE)
         if batch.messages:
             _insert(connection, _INTO_MESSAGE, _MESSAGE_COLUMNS, batch.messages)
+        if batch.logged:
+            _insert(connection, _INTO_LOGGED, _LOGGED_COLUMNS, batch.logged)
         if batch.deletes:
             _delete(connection, "message", batch.deletes)
         if batch.body_refs:

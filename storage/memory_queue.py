@@ -333,6 +333,10 @@ class MemoryQueue:
         return len(self._ids) + len(self._pending)
 
     @property
+    def paged(self) -> tuple[int, int, int, int]:
+        return 0, 0, 0, 0
+
+    @property
     def may_expire(self) -> bool:
         return bool(self._expiries)
 

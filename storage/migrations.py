@@ -26,6 +26,8 @@ STEPS: Mapping[int, Step] = {
         "CREATE TABLE sub_queue (id INTEGER PRIMARY KEY, queue_id INTEGER NOT NULL,"
         " priority INTEGER NOT NULL)",
         "ALTER TABLE message ADD COLUMN delivery_count INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE message ADD COLUMN log_id INTEGER",
+        "ALTER TABLE message ADD COLUMN stamp_us INTEGER",
         "ALTER TABLE counter ADD COLUMN expiring INTEGER NOT NULL DEFAULT 0",
         "CREATE INDEX message_expiry ON message (key >> 40, expires_at)"
         " WHERE expires_at IS NOT NULL AND flags & 512",

@@ -372,6 +372,12 @@ class PriorityQueue:
         return sum([queue.depth() for queue in self._queues.values()])
 
     @property
+    def paged(self) -> tuple[int, int, int, int]:
+        each = [queue.paged for queue in self._queues.values()]
+        out, out_bytes, back, back_bytes = (sum(column) for column in zip(*each, strict=True))
+        return out, out_bytes, back, back_bytes
+
+    @property
     def may_expire(self) -> bool:
         return any(queue.may_expire for queue in self._queues.values())
 

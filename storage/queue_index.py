@@ -325,7 +325,6 @@ class QueueIndex:
 
     def _gather_rows(self, seq_ids: Sequence[int], expires_at_ms: int | None, batch: Batch) -> None:
         pop = self._unwritten.pop
-        parameters = batch.messages
         base, store = self._base, self._store
         embed_below = store.embed_below
         marks = _EXACT if self.is_exact and expires_at_ms is not None else 0
@@ -347,6 +346,11 @@ class QueueIndex:
                 body_id, body = message.body_id, None
             else:
                 written += length
+            if message.log_id:
+                batch.logged += (message.log_id, message.stamp_us or None)
+                parameters = batch.logged
+            else:
+                parameters = batch.messages
             parameters += (
                 base + seq_id,
                 length,
@@ -489,7 +493,8 @@ def _position(row: tuple[Any, ...]) -> Position:
 
 _MESSAGES = (
     "SELECT m.key, m.size, m.flags, m.envelope, m.extra_keys, m.header, m.body_id,"
-    " coalesce(m.body, b.body) FROM message m LEFT JOIN body b ON b.id = m.body_id"
+    " coalesce(m.body, b.body), m.log_id, m.stamp_us"
+    " FROM message m LEFT JOIN body b ON b.id = m.body_id"
 )
 
 
@@ -510,7 +515,7 @@ def _select_chosen(connection: sqlite3.Connection, keys: list[int]) -> list[tupl
 def _read(cursor: sqlite3.Cursor, max_bytes: int | None) -> list[tuple[int, Message]]:
     found: list[tuple[int, Message]] = []
     size = 0
-    for key, length, flags, envelope, extra_keys, header, body_id, body in cursor:
+    for key, length, flags, envelope, extra_keys, header, body_id, body, log_id, stamp_us in cursor:
         size += length
         if found and max_bytes is not None and size > max_bytes:
             break
@@ -522,6 +527,8 @@ def _read(cursor: sqlite3.Cursor, max_bytes: int | None) -> list[tuple[int, Mess
             message.extra_keys = _names(extra_keys)
         if body_id is not None:
             message.body_id = body_id
+        if log_id is not None:
+            message.log_id, message.stamp_us = log_id, stamp_us or 0
         found.append((key & _SEQ_MASK, message))
     return found
 

@@ -69,7 +69,9 @@ CREATE TABLE message (
     header     BLOB NOT NULL,           -- property flags and properties
     body_id    INTEGER,                 -- in the table body; NULL where the body is embedded
     body       BLOB,
-    delivery_count INTEGER NOT NULL DEFAULT 0   -- how often it came back from a consumer
+    delivery_count INTEGER NOT NULL DEFAULT 0,  -- how often it came back from a consumer
+    log_id     INTEGER,                 -- its number in the event log, if it is told there
+    stamp_us   INTEGER                  -- when it came into the queue, unless log_id tells
 );
 
 -- Only rows of queues that let go of messages the moment they expire: others cost nothing.

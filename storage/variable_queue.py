@@ -170,7 +170,8 @@ class VariableQueue:
         self.disk_reads = 0
         # Counted, but not found on disk: a damaged file, or a mistake of ours.
         self.lost = 0
-        self.paged_out = 0
+        # Messages and bytes that left memory, and that came back.
+        self.paged: tuple[int, int, int, int] = (0, 0, 0, 0)
         if index is not None:
             self._recover(index, is_clean=is_clean)
 
@@ -874,6 +875,7 @@ class VariableQueue:
             self.disk_reads += 1
             if self._read_is_void:
                 return
+            out, out_bytes, back, back_bytes = self.paged
             for seq_id, message in found:
                 waiting = by_seq.get(seq_id)
                 if waiting is not None:
@@ -881,6 +883,9 @@ class VariableQueue:
                     self.ram_count += 1
                     self._ram_bytes += waiting.size
                     self._ahead_bytes += waiting.size
+                    back += 1
+                    back_bytes += waiting.size
+            self.paged = (out, out_bytes, back, back_bytes)
         if head.message is None:
             # Never ask for ever for what is not there.
             log.error("a message that was counted is not on disk (position %d)", head.seq_id)
@@ -1124,7 +1129,6 @@ class VariableQueue:
             moved.append(self.q2.popleft())
         self._page_out(moved)
         self._add_to_delta(moved)
-        self.paged_out += len(moved)
         return quota - len(moved)
 
     def set_lazy(self, *, is_lazy: bool) -> None:
@@ -1144,11 +1148,16 @@ class VariableQueue:
 
     def _page_out(self, statuses: list[MsgStatus]) -> None:
         self._write_transients(statuses)
+        sizes = []
         for status in statuses:
             if status.message is not None:
                 status.message = None
                 self.ram_count -= 1
                 self._ram_bytes -= status.size
+                sizes.append(status.size)
+        if sizes:
+            out, out_bytes, back, back_bytes = self.paged
+            self.paged = (out + len(sizes), out_bytes + sum(sizes), back, back_bytes)
 
     def _write_transients(self, statuses: Iterable[MsgStatus]) -> None:
         """What is only in memory so far goes to the transient file."""

@@ -10,6 +10,7 @@ import asyncio
 import math
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ class Handlers:
             "statistics": self._statistics,
             "backup": self._back_up,
             "restart_vhost": self._restart_vhost,
+            "trace_on": partial(self._trace, is_on=True),
+            "trace_off": partial(self._trace, is_on=False),
             **ParameterHandlers(self._broker).by_command,
         }
 
@@ -58,6 +61,7 @@ class Handlers:
             "loop": broker.loop_monitor.statistics(),
             "vhosts": [_vhost_status(vhost) for vhost in broker.vhosts.values()],
             "vhosts_down": dict(broker.vhosts.down),
+            "event_log": {} if broker.event_log is None else broker.event_log.statistics(),
         }
 
     async def _statistics(self, request: Mapping[str, Any], tell: Progress) -> object:
@@ -100,6 +104,19 @@ class Handlers:
         except (VhostError, StoreError) as error:
             raise Refused(str(error)) from error
         return _vhost_status(vhost)
+
+    async def _trace(self, request: Mapping[str, Any], tell: Progress, *, is_on: bool) -> object:
+        name = request.get("vhost")
+        if not isinstance(name, str):
+            raise Refused("a vhost to trace is missing")
+        try:
+            if is_on:
+                self._broker.trace_on(name)
+            else:
+                self._broker.trace_off(name)
+        except VhostError as error:
+            raise Refused(str(error)) from error
+        return {"vhost": name, "tracing": is_on}
 
 
 def _without_infinity(value: Any) -> Any:

@@ -185,15 +185,31 @@ class AckMethods:
             return
         requeue = run.method != ACK and run.requeue
         settled: list[Entry] = []
+        tags = run.tags
         try:
             if run.multiple:
+                tags = []
                 for tag in run.tags:
-                    settled += [entry for _, entry in self.ledger.pop(tag, multiple=True)]
+                    popped = self.ledger.pop(tag, multiple=True)
+                    settled += [entry for _, entry in popped]
+                    if channel.log is not None:
+                        tags += [each for each, _ in popped]
             else:
                 self.ledger.pop_each(run.tags, settled)
         finally:
             # What came before an unknown tag counts.
+            if channel.log is not None and channel.log.holds_any:
+                self.tell_log(run.method, tags, requeue=requeue)
             self.tell_queues(run.method, settled, requeue=requeue)
+
+    def tell_log(self, method: int, tags: list[int], *, requeue: bool) -> None:
+        """Those that are told in the event log; unknown ones do no harm."""
+        log = self._channel.log
+        assert log is not None
+        if method == ACK:
+            log.acked(tags)
+        else:
+            log.refused(tags, is_nack=method == NACK, requeue=requeue)
 
     def tell_queues(self, method: int, settled: list[Entry], *, requeue: bool) -> None:
         """Pass on what became of deliveries, one command per queue."""
@@ -240,9 +256,10 @@ class AckMethods:
     def _recover(self, *, requeue: bool) -> None:
         if not requeue:
             raise not_implemented("requeue=false")
-        settled = [entry for _, entry in self.ledger.pop_all()]
-        self.tell_queues(NACK, settled, requeue=True)
-
+        outstanding = self.ledger.pop_all()
+        if self._channel.log is not None:
+            self._channel.log.returned([tag for tag, _ in outstanding], "recover")
+        self.tell_queues(NACK, [entry for _, entry in outstanding], requeue=True)
 
     # --- deliveries nobody settles ---------------------------------------------------------------
 

@@ -37,6 +37,8 @@ from leveret.broker.channel.counters import ChannelCounters
 from leveret.broker.channel.declare import DeclareMethods
 from leveret.broker.channel.publish import PublishMethods
 from leveret.broker.channel.transactions import Transaction, TransactionMethods
+from leveret.broker.event_log.messages import make_channel_log
+from leveret.broker.events import ACTOR
 from leveret.broker.flow import Bump, CreditFlow
 from leveret.broker.interceptors.chain import InterceptorChain
 from leveret.broker.mailbox import Mailbox
@@ -73,10 +75,15 @@ class Channel:
         self.connection = connection
         # What events call it.
         self.pid = make_pid()
-        self.mailbox = Mailbox(f"channel {number} of {connection.name}")
+        self.mailbox = Mailbox(
+            f"channel {number} of {connection.name}", f"channel:{connection.log_number}/{number}"
+        )
         settings = connection.settings
         self.flow = CreditFlow(
-            self.mailbox, settings.credit_flow_initial, settings.credit_flow_more_after
+            self.mailbox,
+            settings.credit_flow_initial,
+            settings.credit_flow_more_after,
+            connection.vhost.credit_log,
         )
         self.limiter = Limiter(self.mailbox)
         self.counters = ChannelCounters()
@@ -84,6 +91,8 @@ class Channel:
         self.interceptors = InterceptorChain(
             factory(connection) for factory in connection.registries.interceptors.things()
         )
+        # What happens to messages here, for the event log; None if it does not want to know.
+        self.log = make_channel_log(connection, number)
         # Set by confirm.select, and by tx.select: never both.
         self.is_confirming = False
         self.transaction: Transaction | None = None
@@ -101,6 +110,8 @@ class Channel:
         self._is_held = False
         # What to do with the answer.
         self._answered: Answered | None = None
+        # Why it ended, for the event log: the client said so, unless it is known better.
+        self._end_reason = ""
 
         self.acks = AckMethods(self)
         self.replies = Replies(self)
@@ -133,6 +144,7 @@ class Channel:
 
     async def run(self) -> None:
         """Handle batches until the channel ends; then give back all it held."""
+        ACTOR.set(ACTOR.get()._replace(ch=self.number))
         if self.connection.vhost.events.is_heard:
             events.channel_created(self)
         try:
@@ -332,6 +344,11 @@ class Channel:
                 self.send(
                     make(commands.Basic.Nack, delivery_tag=tag, multiple=multiple, requeue=True)
                 )
+        if self.log is not None:
+            for settled, is_refused in ((refused, True), (confirmed, False)):
+                if settled:
+                    count = sum([last - first + 1 for first, last in settled])
+                    self.log.confirm(settled[-1][1], count, is_refused=is_refused)
         if not confirmed:
             return
         self.counters.confirm += sum([last - first + 1 for first, last in confirmed])
@@ -365,6 +382,7 @@ class Channel:
 
     def _on_stop(self, stop: Stop) -> None:
         self.is_open = False
+        self._end_reason = "connection_closed"
 
     def _fail(self, error: ChannelException) -> None:
         if not self.is_open:
@@ -374,6 +392,7 @@ class Channel:
         if self.confirms.has_news:
             self._flush_confirms()
         log.info("%s: channel %s closed: %s", self.connection.name, self.number, error.reply_text)
+        self._end_reason = error.reply_text
         crosses = any(isinstance(item, commands.Channel.Close) for item in self.mailbox.ordinary)
         self._leave()
         # The reader must know before the client can answer.
@@ -402,17 +421,20 @@ class Channel:
         if self.mailbox.is_closed:
             return
         self.mailbox.close()
+        if self.log is not None:
+            self.log.end()
         self.acks.timeout.stop()
         self.consuming.leave()
         self.replies.cancel()
         if self.transaction is not None:
             self.transaction.withdraw()
+        self.flow.end()
         down = q.ChannelDown(self.mailbox)
         for queue in self.touched:
             queue.put_urgent(down)
         self.touched.clear()
         if self.connection.vhost.events.is_heard:
-            events.channel_closed(self)
+            events.channel_closed(self, self._end_reason)
 
     def statistics(self) -> dict[str, object]:
         return {

@@ -109,6 +109,16 @@ class ConsumeMethods:
             )
         )
         self._sent[deliver.queue] = self._sent.get(deliver.queue, 0) + deliver.cost
+        if channel.log is not None:
+            channel.log.deliver(
+                messages,
+                consumer.name.name,
+                deliver.tag,
+                first_tag,
+                deliver.depth,
+                no_ack=deliver.seq_ids is None,
+                redelivered=deliver.redelivered,
+            )
         if connection.vhost.tracer is not None:
             connection.vhost.tracer.delivered(
                 channel, consumer.name.name, messages, redelivered=deliver.redelivered
@@ -136,7 +146,9 @@ class ConsumeMethods:
             return
         self._uncount(1)
         if self._channel.connection.vhost.events.is_heard:
-            events.consumer_deleted(self._channel, cancelled.tag, consumer.name, INTERNAL_USER)
+            events.consumer_deleted(
+                self._channel, cancelled.tag, consumer.name, INTERNAL_USER, "queue_gone"
+            )
         if self._channel.connection.wants_cancel_notices:
             self._channel.send(make(commands.Basic.Cancel, consumer_tag=cancelled.tag, nowait=True))
 
@@ -228,12 +240,13 @@ class ConsumeMethods:
         """The channel has ended, and its consumers with it."""
         self._uncount(self._counted)
         for tag, consumer in self._consumers.items():
-            self._tell_deleted(tag, consumer)
+            self._tell_deleted(tag, consumer, "channel_closed")
 
-    def _tell_deleted(self, tag: str, consumer: _Consumer) -> None:
+    def _tell_deleted(self, tag: str, consumer: _Consumer, reason: str = "") -> None:
         connection = self._channel.connection
         if connection.vhost.events.is_heard:
-            events.consumer_deleted(self._channel, tag, consumer.name, connection.access.user)
+            user = connection.access.user
+            events.consumer_deleted(self._channel, tag, consumer.name, user, reason)
 
     # --- get -------------------------------------------------------------------------------------
 
@@ -280,6 +293,16 @@ class ConsumeMethods:
         connection.writer.write(
             content_frames(channel.number, get_ok, message, connection.frame_max)
         )
+        if channel.log is not None:
+            channel.log.deliver(
+                [message],
+                queue.name.name,
+                None,
+                tag,
+                answer.ready,
+                no_ack=answer.seq_id is None,
+                redelivered=answer.redelivered,
+            )
         if connection.vhost.tracer is not None:
             connection.vhost.tracer.delivered(
                 channel, queue.name.name, [message], redelivered=answer.redelivered

@@ -68,6 +68,8 @@ class ConnectionContext:
     registries: Registries
     # What events call it.
     pid: str = field(default_factory=make_pid)
+    # What the event log calls it: its number among those of this start of the broker, from 1.
+    log_number: int = 0
     # Its part in what its virtual host and its user may have.
     tenancy: Tenancy = field(default_factory=Tenancy)
     # Queues that end with this connection.

@@ -32,10 +32,10 @@ def channel_created(channel: Channel) -> None:
     )
 
 
-def channel_closed(channel: Channel) -> None:
+def channel_closed(channel: Channel, reason: str) -> None:
     connection = channel.connection
     connection.vhost.events.notify(
-        "channel.closed", {"pid": channel.pid, WHO: connection.access.user}
+        "channel.closed", {"pid": channel.pid, WHO: connection.access.user}, reason
     )
 
 
@@ -65,8 +65,11 @@ def consumer_created(
     )
 
 
-def consumer_deleted(channel: Channel, tag: str, queue: Resource, user: str) -> None:
+def consumer_deleted(
+    channel: Channel, tag: str, queue: Resource, user: str, reason: str = ""
+) -> None:
     channel.connection.vhost.events.notify(
         "consumer.deleted",
         {"consumer_tag": tag, "channel": channel.pid, "queue": queue, WHO: user},
+        reason,
     )

@@ -293,6 +293,9 @@ class PublishMethods:
             is_mandatory=is_mandatory,
             needs=needs,
         )
+        if channel.log is not None:
+            names = [queue.name.name for queue in queues]
+            channel.log.publish(messages, names, first, persistent, is_mandatory=is_mandatory)
         if not queues:
             self.unroutable(messages, is_mandatory=is_mandatory)
             if first:
@@ -322,6 +325,8 @@ class PublishMethods:
 
     def unroutable(self, messages: Sequence[Message], *, is_mandatory: bool) -> None:
         channel = self._channel
+        if channel.log is not None:
+            channel.log.unroutable(messages, is_returned=is_mandatory)
         if not is_mandatory:
             channel.counters.drop_unroutable += len(messages)
             return

@@ -73,6 +73,14 @@ class Transaction:
         for publication in self._publications:
             # A queue that was deleted since is as good as not bound.
             queues = [queue for queue in publication.queues if not queue.mailbox.is_closed]
+            if channel.log is not None:
+                channel.log.publish(
+                    publication.messages,
+                    [queue.name.name for queue in queues],
+                    0,
+                    sum([message.persistent for message in publication.messages]),
+                    is_mandatory=publication.is_mandatory,
+                )
             if not queues:
                 channel.publishing.unroutable(
                     publication.messages, is_mandatory=publication.is_mandatory
@@ -113,6 +121,8 @@ class Transaction:
             publication.exchange.publish_out += count * len(publication.queues)
             channel.counters.publish += count
         for method, requeue, entries in settlements:
+            if channel.log is not None:
+                channel.acks.tell_log(method, [tag for tag, _ in entries], requeue=requeue)
             if method == ACK:
                 channel.acks.note_acked([entry for _, entry in entries])
             else:

@@ -20,6 +20,7 @@ from leveret.broker.cli import (
     restart_vhost,
     serve,
     status,
+    trace,
 )
 
 
@@ -37,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     policy.add_parser(commands)
     limits.add_parser(commands)
     restart_vhost.add_parser(commands)
+    trace.add_parser(commands)
     analytics.add_parser(commands)
     return parser
 

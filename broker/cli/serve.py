@@ -97,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def serve(settings: Settings) -> None:
     """Start a broker, tell the user, wait for a signal, stop it."""
+    from leveret.broker.event_log.compression import EventLogError
     from leveret.broker.server import Broker
     from leveret.storage.vhost_store import StoreError
 
@@ -106,7 +107,10 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(signum, _on_signal, signum, stop)
     # A container starts us with SIGTERM blocked: process 1 would lose it until we handle it.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    broker = Broker(settings)
+    try:
+        broker = Broker(settings)
+    except EventLogError as error:
+        raise ServeError(str(error)) from error
     try:
         await broker.start()
     except OSError as error:

@@ -70,6 +70,15 @@ def describe(status: dict[str, Any]) -> Iterator[str]:
                 f" {folder.size(store['bytes'])} written, {store['failures']:.0f} failures,"
                 f" longest commit {1000 * store['longest_commit_s']:.0f} ms"
             )
+    event_log = status["event_log"]
+    if event_log:
+        yield (
+            f"event log ({event_log['level']}): {event_log['events']} events,"
+            f" {folder.size(event_log['bytes'])} written, {event_log['segments']} segments sealed,"
+            f" {event_log['shed']} events left out"
+        )
+        if event_log["trouble"]:
+            yield f"  CANNOT BE WRITTEN: {event_log['trouble']}"
     for name, reason in status["vhosts_down"].items():
         yield f"vhost '{name}': DOWN. {reason}"
 

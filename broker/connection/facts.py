@@ -45,6 +45,12 @@ class ConnectionFacts:
         return " -> ".join(f"{host}:{port}" if host else "?" for host, port in self._ends)
 
     @property
+    def peer(self) -> str:
+        """Address and port of the client."""
+        host, port = self.there
+        return f"{host}:{port}" if host else ""
+
+    @property
     def _ends(self) -> tuple[tuple[str, int], tuple[str, int]]:
         return self.there, self.here
 
@@ -91,7 +97,7 @@ class ConnectionFacts:
             },
         )
 
-    def closed(self, events: Events) -> None:
+    def closed(self, events: Events, reason: str) -> None:
         events.notify(
             "connection.closed",
             {
@@ -101,6 +107,7 @@ class ConnectionFacts:
                 "node": NODE_NAME,
                 "client_properties": self.client_properties or {},
             },
+            reason,
         )
 
     def authenticated(self, events: Events, user: str, refusal: str | None) -> None:
@@ -123,7 +130,7 @@ class ConnectionFacts:
         else:
             # RabbitMQ's text is an Erlang string, which is a list of numbers on the wire.
             error = list(refusal.encode("utf-8", "surrogateescape"))
-            events.notify("user.authentication.failure", {**properties, "error": error})
+            events.notify("user.authentication.failure", {**properties, "error": error}, refusal)
 
 
 def _address(address: object) -> tuple[str, int]:

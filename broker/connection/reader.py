@@ -38,7 +38,7 @@ from leveret.broker.connection.facts import ConnectionFacts
 from leveret.broker.connection.handshake import PROTOCOL_HEADER, shake_hands
 from leveret.broker.connection.heartbeat import Heartbeat
 from leveret.broker.connection.writer import SocketWriter
-from leveret.broker.events import ACTING_USER
+from leveret.broker.events import ACTING_USER, ACTOR, Actor
 from leveret.broker.flow import Bump, CreditFlow
 from leveret.broker.mailbox import Mailbox
 from leveret.protocol.assembler import Assembler
@@ -102,8 +102,10 @@ class Reader:
     def __init__(self, transport: asyncio.Transport, broker: Broker) -> None:
         self.broker = broker
         self.facts = ConnectionFacts.of(transport, int(broker.clock.now() * 1000))
+        # What the event log calls it.
+        self.log_number = broker.take_connection_number()
         self.name = self.facts.name
-        self.mailbox = Mailbox(f"connection {self.name}")
+        self.mailbox = Mailbox(f"connection {self.name}", f"reader:{self.log_number}")
         self.writer = SocketWriter(transport)
         self._transport = transport
         settings = broker.settings
@@ -123,6 +125,7 @@ class Reader:
         self._is_reading = True
         # It published while an alarm was active; until all alarms are cleared.
         self._is_blocked = False
+        self._blocked_since_us = 0
         self._wants_blocked_notices = False
         # When credit held it back last.
         self._flow_blocked_at = -math.inf
@@ -139,12 +142,15 @@ class Reader:
         # answer; False: the client has closed it, and the channel finishes what came before.
         self._closing: dict[int, bool] = {}
         self._group: asyncio.TaskGroup | None = None
+        # Why it ended, for the event log.
+        self._end_reason = ""
 
     # --- the life of a connection ----------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve the connection to its end; never raises but for cancellation."""
         log.debug("%s: accepted", self.name)
+        ACTOR.set(Actor(self.log_number, 0, self.facts.peer))
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -164,12 +170,13 @@ class Reader:
                 # Cancelled, maybe, before it came to that.
                 self.broker.limits.leave(self._context.tenancy)
             self.broker.alarms.forget(self.mailbox)
+            self._flow.end()
             self.mailbox.close()
             self.writer.close(self.broker.clock, CLOSE_TIMEOUT_S)
             # Break what would else wait for the garbage collector.
             self._heartbeat = self._group = self._context = None
             if self.broker.events.is_heard and self.facts.client_properties is not None:
-                self.facts.closed(self.broker.events)
+                self.facts.closed(self.broker.events, self._end_reason)
             log.debug("%s: ended", self.name)
 
     async def _live(self) -> None:
@@ -178,13 +185,16 @@ class Reader:
         except PeerGone as gone:
             # Port scans and health checks never open anything: not worth a line.
             level = logging.DEBUG if self._context is None else logging.INFO
+            self._end_reason = str(gone)
             log.log(level, "%s: %s", self.name, gone)
         except SilentClose as silent:
             log.warning("%s: closed without a word: %s", self.name, silent)
+            self._end_reason = str(silent)
             if silent.delay_s:
                 await self._drain_until("silent close", silent.delay_s)
         except UnknownMethod as unknown:
             log.warning("%s: closed: %s", self.name, unknown)
+            self._end_reason = str(unknown)
         except ConnectionException as error:
             await self._close_with(error)
         except asyncio.CancelledError:
@@ -210,11 +220,13 @@ class Reader:
             writer=self.writer,
             reader=self.mailbox,
             pid=self.facts.pid,
+            log_number=self.log_number,
             tenancy=opened.tenancy,
             frame_max=self._frame_max,
             wants_cancel_notices="consumer_cancel_notify" in opened.capabilities,
             registries=self.broker.registries,
         )
+        self._flow.witness = opened.vhost.credit_log
         log.info("%s: user %s opened %s", self.name, opened.access.user, opened.vhost.name)
         ACTING_USER.set(opened.access.user)
         if self.broker.events.is_heard:
@@ -384,6 +396,9 @@ class Reader:
         self._is_blocked = True
         alarms = self.broker.alarms
         alarms.call_when_cleared(self.mailbox)
+        if self.broker.event_log is not None:
+            self._blocked_since_us = self.broker.event_log.now_us()
+            self._tell_blocked("blocked", reason=alarms.reason)
         if self._wants_blocked_notices:
             self.send(make(commands.Connection.Blocked, reason=alarms.reason))
 
@@ -393,8 +408,24 @@ class Reader:
             self.broker.alarms.call_when_cleared(self.mailbox)
             return
         self._is_blocked = False
+        if self.broker.event_log is not None:
+            held_us = self.broker.event_log.now_us() - self._blocked_since_us
+            self._tell_blocked("unblocked", hold_us=max(0, held_us))
         if self._wants_blocked_notices:
             self.send(make(commands.Connection.Unblocked))
+
+    def _tell_blocked(self, ev: str, **fields: object) -> None:
+        """To the event log alone: RabbitMQ has no event for it."""
+        assert self.broker.event_log is not None
+        assert self._context is not None
+        self.broker.event_log.event(
+            ev,
+            vhost=self._context.vhost.name,
+            conn=self.log_number,
+            user=self._context.access.user,
+            peer=self.facts.peer,
+            **fields,
+        )
 
     # --- items to channels -----------------------------------------------------------------------
 
@@ -574,6 +605,7 @@ class Reader:
     async def _close_with(self, error: ConnectionException) -> None:
         """connection.close, then wait for the client to agree."""
         log.warning("%s: closed: %s", self.name, error.reply_text)
+        self._end_reason = error.reply_text
         await self._end_channels()
         self.send(
             make(

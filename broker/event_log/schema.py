@@ -226,6 +226,12 @@ OBJECT_KINDS: Final = (
     ),
     Kind("credit_unblocked", "`attrs.who` goes on.", ("vhost", "hold_us", "attrs")),
     Kind(
+        "audit",
+        "Something was changed or found: `reason` says what, as RabbitMQ's event exchange names "
+        "it (`policy.set`, `user.created`, `vhost.deleted`, `alarm.set`), `attrs` the rest.",
+        (*_CHANNEL, "reason", "attrs"),
+    ),
+    Kind(
         "broker_start",
         "The first line of a boot; `attrs` has `version`, `level` and `sample`, the share of "
         "messages that are logged.",

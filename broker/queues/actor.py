@@ -24,7 +24,7 @@ from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.consumers import ChannelState, Consumer, Consumers
 from leveret.broker.queues.counters import QueueCounters
-from leveret.broker.queues.dead_lettering import DeadLetters, Surroundings
+from leveret.broker.queues.dead_lettering import DeadLetters, Surroundings, make_queue_log
 from leveret.broker.queues.delivery_count import with_delivery_count
 from leveret.broker.queues.expiry import MessageExpiry, QueueExpiry
 from leveret.broker.queues.length_limit import LengthLimit
@@ -85,7 +85,9 @@ class QueueActor:
         self._lifetime = QueueExpiry(
             clock, lambda: self.mailbox.put_urgent(c.ExpireQueue()), options.expires_ms
         )
-        self._dead = DeadLetters(queue, self._backing, surroundings, clock, options)
+        # What happens to messages here, for the event log; None if it does not want to know.
+        self._log = make_queue_log(surroundings, queue)
+        self._dead = DeadLetters(queue, self._backing, surroundings, clock, options, self._log)
         # After so many returns a message is dead; None: never.
         self._delivery_limit = options.delivery_limit
         # Deliveries say how often the message has come back.
@@ -94,11 +96,15 @@ class QueueActor:
         self._backing.set_exact(is_exact=self._is_exact)
         # There are limits or times to keep: publishes take the longer way.
         self._is_ruled = self._has_rules()
+        witness = None if surroundings is None else surroundings.credit_log
         self._flow = CreditFlow(
-            self.mailbox, settings.credit_flow_initial, settings.credit_flow_more_after
+            self.mailbox,
+            settings.credit_flow_initial,
+            settings.credit_flow_more_after,
+            witness,
         )
         # What the store may still be given before its commits have caught up.
-        self._store_credit = CreditFlow(self.mailbox, settings.store_credit, 1)
+        self._store_credit = CreditFlow(self.mailbox, settings.store_credit, 1, witness)
         self._consumers = Consumers(
             self.mailbox,
             settings.delivery_window,
@@ -245,6 +251,8 @@ class QueueActor:
                 for first, last in ranges:
                     sender.put_urgent(c.Confirmed(self.mailbox, first, last))
             self._confirms = {}
+        if self._log is not None:
+            self._log.paged(self._backing.paged, len(self._backing))
         for state in self._extended:
             state.last = None
         self._extended.clear()
@@ -562,8 +570,9 @@ class QueueActor:
                 last.seq_ids += seq_ids
             last.cost += cost
             return
+        depth = len(self._backing) if self._log is not None else 0
         state.last = c.Deliver(
-            self.mailbox, consumer.tag, messages, seq_ids, cost, redelivered=redelivered
+            self.mailbox, consumer.tag, messages, seq_ids, cost, depth, redelivered=redelivered
         )
         self._extended.append(state)
         # A channel that is gone says so (ChannelDown), and all it was given is requeued then.
@@ -699,7 +708,7 @@ class QueueActor:
         if len(self._consumers):
             return
         if self.queue.auto_delete and self._had_consumer:
-            self._end()
+            self._end("auto_delete")
         elif self._had_consumer:
             self._had_consumer = self.queue.auto_delete
             self._lifetime.used()
@@ -780,7 +789,10 @@ class QueueActor:
 
     def _on_purge(self, purge: c.Purge) -> None:
         self._know(purge.channel)
-        purge.channel.put_urgent(c.Done(self._backing.purge()))
+        purged = self._backing.purge()
+        if self._log is not None and purged:
+            self._log.purged(purged)
+        purge.channel.put_urgent(c.Done(purged))
 
     def _on_delete(self, delete: c.Delete) -> None:
         self._know(delete.channel)
@@ -826,13 +838,18 @@ class QueueActor:
             surplus = limit.surplus(len(backing), backing.ready_bytes)
             if not surplus or self._dead.is_full:
                 return
-            if self._dead.is_wanted:
+            if self._dead.is_wanted or self._log is not None:
                 entries = backing.fetch(surplus, ack_required=True, max_bytes=LARGE << 6)
                 if entries is LOADING:
                     self._is_loading = True
                 elif entries is not EMPTY:
-                    self._dead.add(entries, "maxlen")
                     self.counters.drop += len(entries)
+                    if self._dead.is_wanted:
+                        self._dead.add(entries, "maxlen")
+                    else:
+                        backing.ack([entry.seq_id for entry in entries])
+                    if self._log is not None and not self._dead.is_wanted:
+                        self._log.dropped([entry.message for entry in entries], len(backing))
             else:
                 dropped = backing.drop(surplus)
                 if dropped is LOADING:
@@ -858,13 +875,12 @@ class QueueActor:
             elif not is_due(head):
                 self._expiry.arm(head.expires_at_ms)
                 return
-            elif self._dead.is_wanted:
+            elif self._dead.is_wanted or self._log is not None:
                 entries = backing.fetch_while(is_due, TURN_MESSAGES, max_bytes=TURN_BYTES)
                 if entries is LOADING:
                     self._is_loading = True
                 else:
-                    self._dead.add(entries, "expired")
-                    self.counters.expire += len(entries)
+                    self._expired(entries)
             else:
                 dropped = backing.drop_while(is_due)
                 if dropped is LOADING:
@@ -885,6 +901,11 @@ class QueueActor:
                 self._is_loading = True
             else:
                 self.counters.expire += len(due)
+                if self._log is not None:
+                    # Those that are on disk alone are told without their numbers: not at all.
+                    found = self._backing.pending(due)
+                    if found is not LOADING:
+                        self._log.expired([each.message for each in found], len(self._backing))
                 self._bury(due, "expired")
 
     def _without_expired(self, entries: list[Entry]) -> list[Entry]:
@@ -897,12 +918,18 @@ class QueueActor:
             (alive if due_ms is None or due_ms > now_ms else expired).append(entry)
         if not expired:
             return entries
-        self.counters.expire += len(expired)
-        if self._dead.is_wanted:
-            self._dead.add(expired, "expired")
-        else:
-            self._backing.ack([entry.seq_id for entry in expired])
+        self._expired(expired)
         return alive
+
+    def _expired(self, entries: list[Entry]) -> None:
+        """Fetched, and pending; their time is over."""
+        self.counters.expire += len(entries)
+        if self._log is not None:
+            self._log.expired([entry.message for entry in entries], len(self._backing))
+        if self._dead.is_wanted:
+            self._dead.add(entries, "expired")
+        else:
+            self._backing.ack([entry.seq_id for entry in entries])
 
     def _on_drop_expired(self, drop: c.DropExpired) -> None:
         self._is_ruled = True
@@ -917,7 +944,7 @@ class QueueActor:
 
     def _on_expire_queue(self, expire: c.ExpireQueue) -> None:
         if not len(self._consumers):
-            self._end()
+            self._end("expired")
 
     def _on_policy_changed(self, changed: c.PolicyChanged) -> None:
         """What is here keeps the expiry it was given when it came."""
@@ -961,7 +988,7 @@ class QueueActor:
     # --- the end ---------------------------------------------------------------------------------
 
     def _on_delete_now(self, delete: c.DeleteNow) -> None:
-        self._end()
+        self._end("exclusive" if self.queue.exclusive else "")
 
     def _on_terminate(self, terminate: c.Terminate) -> None:
         self._is_alive = False
@@ -973,11 +1000,12 @@ class QueueActor:
         """The backing queue has handed rows to the store."""
         self._store_credit.send(STORE, cost)
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "") -> None:
         """The queue is deleted: nobody finds it from here on; run() leaves after this batch."""
         if not self._is_alive:
             return
         self._is_alive = False
+        self.queue.delete_reason = reason
         self._on_deleted(self.queue)
         self._dead.leave()
         self._backing.delete_and_terminate()
@@ -994,6 +1022,7 @@ class QueueActor:
         """Answer whoever still waits for this queue, in the order in which they asked."""
         self._expiry.arm(None)
         self._lifetime.stop()
+        self._store_credit.end()
         if crashed:
             self._dead.crash()
         for command in [*self._waiting_gets, *self._taken, *self.mailbox.close()]:

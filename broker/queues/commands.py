@@ -110,7 +110,8 @@ class Delete:
     channel: Mailbox
     if_unused: bool
     if_empty: bool
-    user: str
+    # On whose behalf, for the event that tells of it.
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class Loaded:
 class Deliver:
     """A run for one consumer; ``seq_ids`` is None where no ack is expected."""
 
-    __slots__ = ("cost", "messages", "queue", "redelivered", "seq_ids", "tag")
+    __slots__ = ("cost", "depth", "messages", "queue", "redelivered", "seq_ids", "tag")
 
     def __init__(
         self,
@@ -258,11 +259,14 @@ class Deliver:
         messages: list[Message],
         seq_ids: list[int] | None,
         cost: int,
+        depth: int = 0,
         *,
         redelivered: bool,
     ) -> None:
         self.queue = queue
         self.tag = tag
+        # Messages that were ready when it was made; told only where the event log wants to know.
+        self.depth = depth
         self.messages = messages
         self.seq_ids = seq_ids
         self.cost = cost

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from leveret.broker.event_log.messages import QueueLog
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.dead_letter import Burial, Reason, cycles
 from leveret.broker.queues.units import QueuePart
@@ -24,6 +25,8 @@ from leveret.storage.backing_queue import LOADING
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
+    from leveret.broker.event_log.messages import MessageLog
+    from leveret.broker.flow import Witness
     from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.effective import QueueOptions
     from leveret.broker.queues.record import Queue
@@ -46,7 +49,18 @@ class Surroundings(Protocol):
     @property
     def topology(self) -> Vhost[Queue]: ...
 
+    @property
+    def message_log(self) -> MessageLog | None: ...
+
+    @property
+    def credit_log(self) -> Witness | None: ...
+
     def make_unit(self, ended: Callable[[bool], object]) -> Unit: ...
+
+
+def make_queue_log(surroundings: Surroundings | None, queue: Queue) -> QueueLog | None:
+    log = None if surroundings is None else surroundings.message_log
+    return None if log is None else QueueLog(log, queue.name.vhost, queue.name.name)
 
 
 class _Dead(NamedTuple):
@@ -78,7 +92,9 @@ class DeadLetters:
         surroundings: Surroundings | None,
         clock: Clock,
         options: QueueOptions,
+        log: QueueLog | None = None,
     ) -> None:
+        self._log = log
         self._queue = queue
         self._backing = backing
         self._surroundings = surroundings
@@ -221,10 +237,13 @@ class DeadLetters:
                 partial(_headers, copy.header),
             )
             exchange.publish_in += 1
+            queues = [queue for queue in queues if not cycles(copy, queue.name.name)]
+            exchange.publish_out += len(queues)
+            if self._log is not None:
+                names = [queue.name.name for queue in queues]
+                depth = len(self._backing)
+                self._log.dead_lettered(dead.message, copy, dead.reason, names, depth)
             for queue in queues:
-                if cycles(copy, queue.name.name):
-                    continue
-                exchange.publish_out += 1
                 targets.setdefault(queue.mailbox, []).append(copy)
         return targets
 

@@ -25,4 +25,5 @@ def with_delivery_count(message: Message, count: int) -> Message:
         message.persistent,
     )
     copy.extra_keys = message.extra_keys
+    copy.log_id, copy.stamp_us = message.log_id, message.stamp_us
     return copy

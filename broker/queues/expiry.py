@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from leveret.storage.backing_queue import Run
 
 
-# Seconds since 1970 as a float are this inexact, at most: 99.9999 ms are 100.
-_ROUNDING_MS = 0.001
+# Times are sums of floats, and seconds since 1970 are large ones: 99.9999 ms are 100.
+_ROUNDING_MS = 0.01
 
 
 @lru_cache(maxsize=4096)
@@ -71,9 +71,10 @@ class MessageExpiry:
             self._timer = None
         self._due_ms = due_ms
         if due_ms is not None:
-            delay_s = max(0.0, due_ms / 1000 - self._clock.now())
+            left_ms = max(0.0, due_ms - self._clock.now() * 1000 - _ROUNDING_MS)
             # Rounded up to a millisecond: too early would find nothing due.
-            self._timer = self._clock.call_later(math.ceil(delay_s * 1000) / 1000, self._fire)
+            delay_ms = math.ceil(left_ms) - _ROUNDING_MS / 2
+            self._timer = self._clock.call_later(max(0.0, delay_ms) / 1000, self._fire)
 
     def _fire(self) -> None:
         self._timer = self._due_ms = None

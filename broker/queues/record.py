@@ -46,12 +46,18 @@ class Queue:
     mailbox: Mailbox = field(init=False)
     # The user whose queue.delete ended it; None while it lives, or where nobody asked for its end.
     deleted_by: str | None = field(init=False, default=None)
+    # Why it ended where nobody asked for it, for the event log.
+    delete_reason: str = field(init=False, default="")
     # What the store knows it by; 0 without a store.
     store_id: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.effective = effective(self.options)
-        self.mailbox = Mailbox(str(self.name))
+        self.mailbox = self.make_mailbox()
+
+    def make_mailbox(self) -> Mailbox:
+        """A new address, also for a queue that starts again."""
+        return Mailbox(str(self.name), f"queue:{self.name.vhost}/{self.name.name}")
 
     @property
     def exclusive(self) -> bool:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor import QueueActor
 from leveret.storage.priority_queue import PriorityQueue
@@ -78,7 +77,7 @@ class QueueSupervisor:
         except Exception:
             log.exception("%s crashed; it is restarted", queue.name)
             actor.say_goodbye(crashed=True)
-            queue.mailbox = Mailbox(str(queue.name))
+            queue.mailbox = queue.make_mailbox()
             await self._before_restart()
             self.start(queue)
         else:

@@ -31,6 +31,10 @@ NO_QUEUE_COUNTS = {
     "ack": 0,
     "reject": 0,
     "requeue": 0,
+    "drop": 0,
+    "expire": 0,
+    "refuse": 0,
+    "dead_letter": {},
 }
 NO_CHANNEL_COUNTS = {
     "publish_count": 0,
@@ -44,6 +48,7 @@ NO_CHANNEL_COUNTS = {
     "get_empty_count": 0,
     "redeliver_count": 0,
     "ack_count": 0,
+    "ack_timeout_count": 0,
 }
 NO_CHANNEL_STATE = {
     "user": "guest",
@@ -239,13 +244,13 @@ async def test_gets_deliveries_and_what_becomes_of_them(
     await deliveries(client, 5)
 
     assert watched.queue_counts("q") == {
+        **NO_QUEUE_COUNTS,
         "publish": 3,
         "get": 1,
         "get_no_ack": 1,
         "get_empty": 1,
         "requeue": 1,
         "deliver": 2,
-        "deliver_no_ack": 0,
         "redeliver": 1,
         "ack": 1,
         "reject": 1,

@@ -92,11 +92,11 @@ def test_a_message_ends_as_it_ended_last(spark: SparkSession) -> None:
 
 def test_a_life_goes_on_after_a_restart(spark: SparkSession) -> None:
     """Numbers begin anew with each boot: times decide."""
-    life = of(1, "publish", "deliver", ("deliver", {"redelivered": True}), "ack")
+    life = of(1, "publish", "deliver", "requeue", ("deliver", {"redelivered": True}), "ack")
     # The last two are numbers 1 and 2 of another boot.
-    before, after = frame(spark, *life[:2], boot="b1"), frame(spark, *life[2:], boot="a2")
+    before, after = frame(spark, *life[:3], boot="b1"), frame(spark, *life[3:], boot="a2")
     (row,) = rows(lifecycle(after.unionByName(before)))
-    assert (row["outcome"], row["deliveries"], row["e2e_us"]) == ("acked", 2, 3)
+    assert (row["outcome"], row["deliveries"], row["e2e_us"]) == ("acked", 2, 4)
 
 
 def test_waiting_counts_first_deliveries_of_known_arrival(spark: SparkSession) -> None:

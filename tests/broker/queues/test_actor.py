@@ -632,7 +632,7 @@ async def ended(bench: ActorBench) -> None:
 async def test_delete(bench: ActorBench, port: Port, other: Port) -> None:
     await consuming(bench, other)
     port.publish(bench.queue, b"1", b"2", confirm=True)
-    bench.put(c.Delete(port.mailbox, False, False))
+    bench.put(c.Delete(port.mailbox, False, False, "guest"))
     await bench.settle()
     await ended(bench)
     taken = port.take()
@@ -645,7 +645,7 @@ async def test_a_confirm_of_the_last_batch_comes_before_the_end(
     bench: ActorBench, port: Port
 ) -> None:
     port.publish(bench.queue, b"1", confirm=True)
-    bench.put(c.Delete(port.mailbox, False, False))
+    bench.put(c.Delete(port.mailbox, False, False, "guest"))
     await bench.settle()
     await ended(bench)
     kinds = [type(item) for item in port.take()]
@@ -668,7 +668,7 @@ async def test_a_delete_with_conditions(
     port.publish(bench.queue, b"1", b"2")
     await bench.settle()
     port.take()
-    bench.put(c.Delete(port.mailbox, if_unused, if_empty))
+    bench.put(c.Delete(port.mailbox, if_unused, if_empty, "guest"))
     await bench.settle()
     assert port.take_one(c.Failed).error.reply_text == text
     assert not bench.deleted
@@ -678,7 +678,7 @@ async def test_what_was_not_delivered_is_handed_back(
     bench: ActorBench, port: Port, other: Port
 ) -> None:
     """Behind a delete: deliveries, and questions of others."""
-    bench.put(c.Delete(port.mailbox, False, False))
+    bench.put(c.Delete(port.mailbox, False, False, "guest"))
     late = port.publish(bench.queue, b"late", confirm=True)
     bench.put(c.Get(other.mailbox, False))
     await ended(bench)

@@ -1,0 +1,60 @@
+"""Which messages are told in the event log, and by which number.
+
+A number is the time of the publish in microseconds, with a few bits to tell messages of one time
+apart: unique across restarts as long as the clock does not go back behind the last one given, and
+the age of a message can be read off it. Whether a message is told is decided here, once, when it
+is published: all that happens to it later follows from its having a number.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from leveret.protocol.lines import ID_BITS
+from leveret.protocol.twin import Message, stamp
+
+
+class Numbering:
+    def __init__(self, share: float) -> None:
+        """``share`` of all messages is told: 0 to 1."""
+        self._share = share
+        self._last = 0
+        self._random = random.Random()
+        # Messages that are passed over before the next one that is told.
+        self._gap = self._next_gap()
+
+    def number(self, messages: Sequence[Message], now_us: int) -> tuple[int, list[int]] | None:
+        """Number those of a run that are told: the first number, and their places in the run.
+
+        Numbers are consecutive, in the order of places. None if none of them is told.
+        """
+        count = len(messages)
+        if self._share >= 1:
+            first = self._take(count, now_us)
+            stamp(messages, first)
+            return first, list(range(count))
+        if self._gap >= count:
+            self._gap -= count
+            return None
+        places = []
+        while self._gap < count:
+            places.append(self._gap)
+            self._gap += 1 + self._next_gap()
+        self._gap -= count
+        first = self._take(len(places), now_us)
+        for at, place in enumerate(places):
+            messages[place].log_id = first + at
+        return first, places
+
+    def _take(self, count: int, now_us: int) -> int:
+        first = max(self._last + 1, now_us << ID_BITS)
+        self._last = first + count - 1
+        return first
+
+    def _next_gap(self) -> int:
+        """Random, so that what comes at regular intervals is not always, or never, told."""
+        if not 0 < self._share < 1:
+            return 0 if self._share else 1 << 62
+        return int(math.log(1 - self._random.random()) / math.log(1 - self._share))

@@ -1,0 +1,148 @@
+"""The thread that writes the event log's segments.
+
+Upstream: ``journal.py`` hands over batches of lines, in the event loop. Downstream:
+``segments.py``, which is touched by this thread alone. What was done goes back as a ``Report``,
+one for each batch, through the loop.
+
+While the disk refuses, what was handed over waits here in its order and is tried again each time
+the journal asks (``Retry``). The thread never sleeps, never gives up before the broker stops, and
+raises nothing: whoever keeps a log must not end for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from leveret.broker.event_log.segments import Segments
+
+log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """Lines in their order, with the times of the first and the last."""
+
+    lines: list[bytes]
+    size: int
+    first_us: int
+    last_us: int
+
+
+class Seal(NamedTuple):
+    now_us: int
+
+
+class Retry(NamedTuple):
+    """Try again what failed."""
+
+
+class Stop(NamedTuple):
+    """Seal and end, whether that succeeds or not."""
+
+    now_us: int
+
+
+class Report(NamedTuple):
+    """``size`` bytes need no longer be waited for."""
+
+    size: int
+    sealed_count: int
+    # Why nothing can be written just now.
+    trouble: str | None
+    has_ended: bool = False
+
+
+class SegmentWriter:
+    """``report`` is called in the thread; all other methods belong to the event loop."""
+
+    def __init__(self, segments: Segments, report: Callable[[Report], object]) -> None:
+        self._segments = segments
+        self._report = report
+        self._inbox: SimpleQueue[Batch | Seal | Retry | Stop] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # Of the thread alone: what is to be done, in order, and why it cannot.
+        self._backlog: deque[Batch | Seal] = deque()
+        self._trouble: str | None = None
+
+    def put(self, item: Batch | Seal | Retry | Stop) -> None:
+        """The thread starts with the first: a broker that starts does not wait for it."""
+        self._inbox.put(item)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
+            self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_recovered = False
+        item: Batch | Seal | Retry | Stop
+        while True:
+            item = self._inbox.get()
+            if not is_recovered:
+                is_recovered = True
+                self._recover(item)
+            if isinstance(item, Batch | Seal):
+                self._backlog.append(item)
+            elif isinstance(item, Stop):
+                self._backlog.append(Seal(item.now_us))
+            if self._trouble is None or isinstance(item, Retry | Stop):
+                self._work()
+            if isinstance(item, Stop):
+                break
+        if self._trouble is not None:
+            log.error("the event log's last lines are lost: %s", self._trouble)
+        self._segments.close()
+        self._report(Report(0, self._segments.sealed_count, self._trouble, has_ended=True))
+
+    def _recover(self, first: Batch | Seal | Retry | Stop) -> None:
+        now_us = first.last_us if isinstance(first, Batch) else getattr(first, "now_us", 0)
+        try:
+            self._segments.recover(now_us)
+        except Exception:
+            log.exception("segments that an earlier start has left are not taken care of")
+
+    def _work(self) -> None:
+        while self._backlog:
+            item = self._backlog[0]
+            try:
+                self._do(item)
+            except OSError as error:
+                self._note_trouble(error)
+                self._report(Report(0, self._segments.sealed_count, self._trouble))
+                return
+            except Exception:
+                # A bug: these lines are lost, what follows is not.
+                log.exception("a part of the event log cannot be written")
+            if self._trouble is not None:
+                self._trouble = None
+                log.warning("the event log is written again")
+            self._backlog.popleft()
+            if self._segments.is_full:
+                assert isinstance(item, Batch)
+                self._backlog.appendleft(Seal(item.last_us))
+            size = item.size if isinstance(item, Batch) else 0
+            self._report(Report(size, self._segments.sealed_count, None))
+
+    def _do(self, item: Batch | Seal) -> None:
+        if isinstance(item, Batch):
+            self._segments.write(b"".join(item.lines), item.first_us, item.last_us)
+        else:
+            self._segments.seal(item.now_us)
+
+    def _note_trouble(self, error: OSError) -> None:
+        """Once, however often it is tried."""
+        if self._trouble is None:
+            log.error(
+                "the event log cannot be written: %s. It is tried again and again; meanwhile"
+                " events are kept in memory, and left out once there are too many",
+                error,
+            )
+        self._trouble = str(error)
