@@ -75,6 +75,7 @@ class LiveVhost:
         make_backing: BackingFactory | None = None,
         events: Events | None = None,
         event_log: Journal | None = None,
+        message_log: MessageLog | None = None,
         has_event_exchange: bool = False,
     ) -> None:
         """Queues are kept by ``store``, or by what ``make_backing`` makes where that is given."""
@@ -96,7 +97,7 @@ class LiveVhost:
         # Where it is told who waits for whose credit.
         self.credit_log = None if event_log is None else CreditLog(event_log, name)
         # Where what happens to messages is told; None if nobody wants to know.
-        self.message_log: MessageLog | None = None
+        self.message_log = message_log
         # What recovered queues have on disk, until their actors take over.
         self._recovered: dict[int, Counters] = {}
         # By name and factory: a name registered anew is another decorator.

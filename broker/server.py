@@ -27,6 +27,7 @@ from leveret.broker.clock import Clock, RealClock
 from leveret.broker.config import Settings
 from leveret.broker.connection.listener import Listener, wait_or_cut
 from leveret.broker.event_log.journal import Journal
+from leveret.broker.event_log.messages import MessageLog
 from leveret.broker.event_log.objects import ObjectEvents
 from leveret.broker.events import Events
 from leveret.broker.exchanges import register_builtins
@@ -78,6 +79,10 @@ class Broker:
         self.event_log: Journal | None = None
         if make_backing is None and self.settings.event_log != "off":
             self.event_log = Journal(self.settings, self.clock)
+        # What happens to messages; None if the event log is not to tell of any.
+        self.message_log: MessageLog | None = None
+        if self.event_log is not None and self.event_log.sample > 0:
+            self.message_log = MessageLog(self.event_log)
         self.vhosts = Vhosts(self._make_vhost, self._evict_vhost, self._store, self.events)
         self.policies = Policies(self.vhosts)
         self.operator_policies = Policies(self.vhosts, "operator_policy")
@@ -302,6 +307,7 @@ class Broker:
             store=store,
             events=self.events,
             event_log=self.event_log,
+            message_log=self.message_log,
             has_event_exchange=has_event_exchange,
         )
 

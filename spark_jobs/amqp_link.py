@@ -25,6 +25,7 @@ import pika  # type: ignore[import-untyped]
 from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
 from pika.exceptions import (  # type: ignore[import-untyped]
     AMQPError,
+    ChannelClosedByBroker,
     ConnectionClosed,
     ProbableAuthenticationError,
 )
@@ -33,11 +34,16 @@ from pika.exceptions import (  # type: ignore[import-untyped]
 ANSWER_S: Final = 30.0
 _OPEN_S: Final = 30.0
 _CLOSE_S: Final = 5.0
-_TURN_EVERY_S: Final = 2.0
+_TURN_EVERY_S: Final = 0.5
 
 
 class LinkError(Exception):
     """The broker cannot be used; the text says what to do."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        """``code`` is AMQP's, where the broker gave one."""
+        super().__init__(text)
+        self.code = code
 
 
 class LinkLost(LinkError):
@@ -126,14 +132,16 @@ class Link:
         """End the connection, in order if it is still there. Never raises; may be called again."""
         self._closing.set()
         with self._lock:
-            if self._turner is None and self._connection is None:
+            if self._connection is None:
                 return
-            try:
-                if self._connection.is_open:
-                    self._connection.close()
-                    self.wait(lambda: bool(self._connection.is_closed), _CLOSE_S)
-            except (LinkError, AMQPError, OSError):
-                pass  # it was going to end anyway
+            if self._connection.is_open:
+                self._connection.close()
+            deadline = time.monotonic() + _CLOSE_S
+            while not self._connection.is_closed and time.monotonic() < deadline:
+                self._poll(_CLOSE_S)
+            # pika gives the socket back a turn later.
+            self._poll(0)
+            self._poll(0)
             self._connection = None
             self._failure = self._failure or LinkLost("the connection was closed")
             self._loop.close()
@@ -168,6 +176,8 @@ class Link:
             with self._lock:
                 if self._closing.is_set() or self._failure is not None:
                     return
+                # Twice: a heartbeat that falls due in the first goes out in the second.
+                self._poll(0)
                 self._poll(0)
 
     def _on_connection_open(self, connection: Any) -> None:
@@ -188,7 +198,12 @@ class Link:
         self._fail(LinkLost(f"the connection to {self._shown_url} ended: {_told(error)}"))
 
     def _on_channel_closed(self, channel: Any, error: BaseException) -> None:
-        self._fail(LinkError(f"{self._shown_url} refused: {_told(error)}"))
+        if isinstance(error, ChannelClosedByBroker):
+            self._fail(
+                LinkError(f"{self._shown_url} refused: {error.reply_text}", error.reply_code)
+            )
+        else:
+            self._fail(LinkLost(f"the connection to {self._shown_url} ended: {_told(error)}"))
 
     def _fail(self, failure: LinkError) -> None:
         # What comes after the first is its consequence.

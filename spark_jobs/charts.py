@@ -71,7 +71,13 @@ def _rates(axes: Axes, answers: Answers) -> float:
             values = series.setdefault(row["ev"], {})
             at = _moment(row["window"])
             values[at] = values.get(at, 0.0) + row["per_s"]
-    return _lines(axes, [(name, series[name]) for name in _FLOW if name in series], "per second")
+    # The last window is mostly not whole: it would look as if all came to a halt.
+    last = max((at for values in series.values() for at in values), default=None)
+    drawn = {
+        name: {at: value for at, value in values.items() if at != last}
+        for name, values in series.items()
+    }
+    return _lines(axes, [(name, drawn[name]) for name in _FLOW if name in drawn], "per second")
 
 
 def _waits(axes: Axes, answers: Answers) -> float:

@@ -12,7 +12,11 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from leveret.spark_jobs.alert_rules import Rule
 
 FAILED: Final = 1
 
@@ -92,11 +96,42 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_selection(report)
     _add_tuning(report)
 
+    _add_tail(commands)
+
     doctor = commands.add_parser(
         "doctor", help="explain which Java and Spark there are, and try them"
     )
     _add_session(doctor)
     doctor.set_defaults(run=_runner("doctor"), command="doctor")
+
+
+def _add_tail(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "follow the log as it grows: a live table, and alerts"
+    tail = commands.add_parser(
+        "tail", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
+    tail.add_argument("--log", required=True, metavar="DIR", help="where the broker writes it")
+    tail.add_argument(
+        "--window", type=seconds, default=10, metavar="LENGTH", help="what figures are for (10s)"
+    )
+    tail.add_argument(
+        "--interval", type=seconds, default=5, metavar="LENGTH", help="how often to look (5s)"
+    )
+    tail.add_argument(
+        "--since", type=moment, default="10m", metavar="TIME", help="where to begin (10m ago)"
+    )
+    tail.add_argument("--vhost", help="events of this virtual host only")
+    tail.add_argument("--queue", help="events of this queue only")
+    tail.add_argument("--limit", type=_positive, default=20, help="queues that are shown (20)")
+    tail.add_argument("--rules", type=_rules, metavar="FILE", help="when to alert, as TOML")
+    tail.add_argument(
+        "--alert", metavar="URL", help="publish alerts to this broker: amqp://user:password@host/"
+    )
+    tail.add_argument(
+        "--exchange", default="alerts", help="to this exchange, made if it is not there (alerts)"
+    )
+    _add_session(tail)
+    tail.set_defaults(run=_runner("tail"), command="tail")
 
 
 def _command(
@@ -198,6 +233,17 @@ def seconds(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is no length of time: write 10s, 5m, 1h or 1d")
     return int(match[1]) * _UNITS_S[match[2]]
+
+
+def _rules(path: str) -> list[Rule]:
+    from leveret.spark_jobs.alert_rules import RuleError, parse_rules
+
+    try:
+        return parse_rules(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read it: {error}") from None
+    except RuleError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
 
 
 def _positive(text: str) -> int:

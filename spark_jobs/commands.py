@@ -18,7 +18,8 @@ from typing import TextIO
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from leveret.spark_jobs import report, table
+from leveret.spark_jobs import report, table, tail
+from leveret.spark_jobs.amqp_link import LinkError
 from leveret.spark_jobs.cli import fail
 from leveret.spark_jobs.ingest import FILES_PER_BATCH, Ingested, forget, ingest
 from leveret.spark_jobs.java import NoJava
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
             return execute(spark, options)
         finally:
             spark.stop()
-    except (LakeError, NoJava, OSError) as error:
+    except (LakeError, LinkError, NoJava, OSError) as error:
         return fail(str(error))
     except PySparkException as error:
         # The first lines say it; what follows is a trace through the JVM.
@@ -108,7 +109,7 @@ def _report(spark: SparkSession, options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"ingest": _ingest, "run": _run, "all": _all, "report": _report}
+_COMMANDS = {"ingest": _ingest, "run": _run, "all": _all, "report": _report, "tail": tail.run}
 
 
 def _inputs(spark: SparkSession, lake: Lake, options: argparse.Namespace) -> Inputs:

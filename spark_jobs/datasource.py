@@ -27,6 +27,8 @@ class LeveretDataSource(DataSource):
         return "leveret"
 
     def schema(self) -> StructType:
+        # Asked for by load() alone, which is when a reader wants to hear of mistakes.
+        read_options(self.options)
         return MESSAGE
 
     def reader(self, schema: StructType) -> BatchReader:

@@ -47,7 +47,7 @@ def _slow_consumers(answers: Answers, span_s: float) -> Iterator[Finding]:
                 "slow_consumers",
                 f"{_queue(row)}: consumer {row['ctag']} (user {row['user']}, connection "
                 f"{row['conn']}) holds messages {times:.0f} times as long as the others: "
-                f"{_ms(row['hold_p50_ms'])} at the median, {_ms(row['hold_p99_ms'])} at p99. It "
+                f"{for_milliseconds(row['hold_p50_ms'])} at the median, {for_milliseconds(row['hold_p99_ms'])} at p99. It "
                 f"has {_percent(row['hold_share'])} of all the time that messages were held.",
             )
         elif row["unacked"] >= 1000 and row["unacked"] >= 0.5 * row["deliveries"]:
@@ -63,6 +63,7 @@ def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
     for _, group in groupby(answers["poison"], key=lambda row: (row["vhost"], row["queue"])):
         rows = list(group)
         for row in rows[:5]:
+            within = row["last_at"] - row["first_at"]
             end = "acked in the end" if row["acked"] else "never acked"
             if "delivery_limit" in row["reasons"]:
                 end = "then removed by the delivery limit"
@@ -70,8 +71,9 @@ def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
                 PROBLEM,
                 "poison",
                 f"{_queue(row)}: message {row['msg']} was delivered {row['deliveries']} times to "
-                f"{_count(row['consumers'], 'consumer')} from {_time(row['first_at'])} to "
-                f"{_time(row['last_at'])} ({end}). It looks like a poison message.",
+                f"{_count(row['consumers'], 'consumer')} from {_time(row['first_at'])} on, within "
+                f"{for_milliseconds(1000 * within.total_seconds())} ({end}). It looks like a "
+                f"poison message.",
             )
         if len(rows) > 5:
             yield Finding(
@@ -98,7 +100,7 @@ def _odd_moments(answers: Answers, span_s: float) -> Iterator[Finding]:
         if waits:
             worst = max(waits, key=lambda one: one["value"])
             parts.append(
-                f"p99 wait rose from {_ms(worst['median'])} to {_ms(worst['value'])} between "
+                f"p99 wait rose from {for_milliseconds(worst['median'])} to {for_milliseconds(worst['value'])} between "
                 f"{_time(min(one['window'] for one in waits))} and "
                 f"{_time(max(one['window'] for one in waits))}"
             )
@@ -205,7 +207,7 @@ def _churn(answers: Answers, span_s: float) -> Iterator[Finding]:
                 "churn",
                 f"user {row['user']} from {row['host']} opened {row['opens']:,} connections, "
                 f"{row['short']:,} of them for a moment only (median "
-                f"{_ms(1000 * row['median_life_s'])}). Keep connections open.",
+                f"{for_milliseconds(1000 * row['median_life_s'])}). Keep connections open.",
             )
         if row["refused"] >= 5:
             yield Finding(
@@ -308,7 +310,8 @@ def _percent(share: float | None) -> str:
     return f"{100 * (share or 0):.0f} %"
 
 
-def _ms(value: float) -> str:
+def for_milliseconds(value: float) -> str:
+    """A length of time as one says it."""
     if value < 1:
         return f"{value:.2f} ms"
     return f"{value:.0f} ms" if value < 1000 else _length(value / 1000)

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from leveret.broker.event_log.schema import REQUIRED
-from leveret.spark_jobs.lake import Lake, LakeError, delete, exists
+from leveret.spark_jobs.lake import Lake, LakeError, delete, exists, segments_of
 from leveret.spark_jobs.schema import EVENT, with_defaults
 
 _LINE: Final = "_line"
@@ -51,9 +51,7 @@ def ingest(
     on_batch: Callable[[Ingested], None] | None = None,
 ) -> Ingested:
     """Take in every sealed segment that is not in yet. Raises LakeError."""
-    segments = f"{log}/events"
-    if not exists(spark, segments):
-        raise LakeError(f"{log} is no event log: there is no folder {segments}")
+    segments = segments_of(spark, log)
     if exists(spark, lake.bronze) and not exists(spark, lake.checkpoint):
         raise LakeError(
             f"{lake.root} has events but no record of which segments they came from: "

@@ -1,6 +1,6 @@
 """Where things are: the log that the broker writes, and the lake that analytics keep.
 
-    <log>/events/date=YYYY-MM-DD/<boot>-<n>.jsonl[.zst]      sealed segments
+    <log>/[events/]date=YYYY-MM-DD/<boot>-<n>.jsonl[.zst]    sealed segments
     <lake>/bronze/date=YYYY-MM-DD/batch=<n>/                 every event, as Parquet
     <lake>/quarantine/batch=<n>/                             lines that are no events, and why
     <lake>/silver/<job>/  <lake>/gold/<job>/                 results
@@ -104,6 +104,15 @@ def read_quarantine(spark: SparkSession, lake: Lake) -> DataFrame:
     if not exists(spark, lake.quarantine):
         return spark.createDataFrame([], QUARANTINE)
     return spark.read.schema(QUARANTINE).parquet(lake.quarantine)
+
+
+def segments_of(spark: SparkSession, log: str) -> str:
+    """The folder that has the dates: ``log`` itself, or its ``events``. Raises LakeError."""
+    for folder in (f"{log}/events", log):
+        file_system, location = _locate(spark, f"{folder}/date=*")
+        if file_system.globStatus(location):
+            return folder
+    raise LakeError(f"{log} is no event log: there are no folders date=YYYY-MM-DD in it")
 
 
 def exists(spark: SparkSession, path: str) -> bool:

@@ -33,6 +33,8 @@ from leveret.spark_jobs.table import for_people
 _ROWS: Final = 15
 # One row per message: not for reading.
 _NOT_SHOWN: Final = ("lifecycle",)
+# Where rows are moments, the ones that matter are those with the most of this.
+_WORST: Final = {"throughput": "n", "queue_latency": "wait_p99_ms", "backlog": "depth"}
 _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
 
@@ -154,7 +156,7 @@ def _figures(answers: Answers, span_s: float) -> Iterator[str]:
         ("acked", f"{totals.get('ack', 0):,}"),
         ("published a second", for_people(totals.get("publish", 0) / max(span_s, 1e-6))),
         ("queues", f"{len(queues):,}"),
-        ("worst p99 wait", "none" if worst is None else f"{for_people(worst)} ms"),
+        ("worst p99 wait", "none" if worst is None else findings.for_milliseconds(worst)),
     ]
     yield "<section class='figures'>"
     for name, value in figures:
@@ -167,7 +169,11 @@ def _table(job: Job, rows: Sequence[Any]) -> Iterator[str]:
     if not rows:
         yield f"<p class='calm'>Nothing. <span class='job'>{job.name}</span></p></section>\n"
         return
-    more = f"the first {_ROWS} of {len(rows):,} rows, " if len(rows) > _ROWS else ""
+    worst = _WORST.get(job.name)
+    if worst is not None:
+        rows = sorted(rows, key=lambda row: row[worst] or 0, reverse=True)
+    which = "first" if worst is None else "largest"
+    more = f"the {which} {_ROWS} of {len(rows):,} rows, " if len(rows) > _ROWS else ""
     yield f"<p class='job'>{more}{job.name}</p><div class='wide'><table><thead><tr>"
     numeric = [field.dataType.typeName() in ("long", "double") for field in job.schema.fields]
     names = job.schema.names

@@ -29,7 +29,15 @@ def open_inputs(
     if auto_window:
         first, last = span(events)
         options = replace(options, window_s=window_for((last - first) / 1_000_000))
-    return Inputs(events, read_quarantine(spark, lake), options)
+    return Inputs(events, read_quarantine(spark, lake), options, samples(spark, lake))
+
+
+def samples(spark: SparkSession, lake: Lake) -> dict[str, float]:
+    """By boot, the share of messages that it logged; also of those that began before --since."""
+    starts = read_events(spark, lake, Selection()).where(F.col("ev") == "broker_start")
+    share = F.col("attrs")["sample"].cast("double").alias("sample")
+    rows = starts.select("boot", share).where(share.isNotNull()).collect()
+    return {row["boot"]: row["sample"] for row in rows}
 
 
 def span(events: DataFrame) -> tuple[int, int]:

@@ -943,7 +943,11 @@ class VariableQueue:
             exact.delta_due_ms = None
         statuses = []
         due: list[tuple[int, int]] = []
-        while not due and (popped := exact.pop_due(now_ms, limit)):
+        # Of what is due already, too, the delta may have more, and so may memory.
+        until_ms = now_ms if exact.delta_due_ms is None else min(now_ms, exact.delta_due_ms)
+        last: tuple[int, int] | None = None
+        while not due and (popped := exact.pop_due(until_ms, limit)):
+            last = popped[-1] if len(popped) == limit else None
             for entry in popped:
                 status = self._pull_out(entry[1])
                 if status is not None and status.expires_at_ms == entry[0]:
@@ -953,9 +957,10 @@ class VariableQueue:
             self._add_due(status)
         if exact.is_stale(self._len - self.delta.count):
             exact.rebuild(self._statuses())
-        taken, self._due_taken = sorted(due + self._due_taken), []
+        due += self._due_taken
+        self._due_taken = [] if last is None else sorted(each for each in due if each > last)
         self._mend_order()
-        return [seq_id for _, seq_id in taken]
+        return [each[1] for each in sorted(due) if last is None or each <= last]
 
     def _add_due(self, status: MsgStatus) -> None:
         pending = self.disk_pending if status.message is None else self.ram_pending

@@ -185,6 +185,8 @@ class QueueActor:
                 delivered = self._deliver_waiting()
                 self._take_publishes(delivered)
                 self._deliver_waiting()
+                # Another may be at the head now, and some of what was to be delivered has died.
+                self._keep_rules()
             self._finish_batch()
 
     @property
@@ -297,10 +299,15 @@ class QueueActor:
         """The same where there are limits or times: in runs that are alike in both."""
         sender, largest = delivery.sender, delivery.largest
         confirm = delivery.confirm_first
+        has_limit = self._limit.refuses or self._limit.drops_head
         for messages, expires_at_ms in self._expiry.runs(delivery.messages):
             at, count = 0, len(messages)
+            # What expires at once must not count when the next one comes.
+            is_brief = has_limit and self._expiry.is_due(expires_at_ms)
             while at < count:
-                taken, refused = self._admit(messages[at:] if at else messages)
+                if is_brief and at:
+                    self._keep_rules()
+                taken, refused = self._admit(messages[at : at + 1] if is_brief else messages[at:])
                 if refused:
                     end = at + refused
                     if confirm:
@@ -324,6 +331,8 @@ class QueueActor:
                     self._enqueue(run, sender, first, largest, expires_at_ms)
                 self.counters.publish += taken
                 at = end
+            if is_brief:
+                self._keep_rules()
 
     def _admit(self, messages: Sequence[Message]) -> tuple[int, int]:
         """How many from the front may come in, or else how many must not [77]."""
@@ -463,15 +472,15 @@ class QueueActor:
         part.prepared.commit()
         if self._backing.may_expire:
             self._is_ruled = True
-        if part.count and was_empty and self._consumers.has_ready:
-            # As with any publish: who is ready gets it before limits and times are kept [76].
-            self._deliver_waiting(is_fresh=True)
         self.counters.publish += part.count
         self.counters.ack += len(part.settled)
         consumers = [consumer for consumer in part.settled.values() if consumer is not None]
         for consumer in consumers:
             consumer.credit += 1
         self._consumers.unblock(consumers)
+        if part.count and was_empty and self._consumers.has_ready:
+            # As with any publish: who is ready gets it before limits and times are kept [76].
+            self._deliver_waiting(is_fresh=True)
         state = self._consumers.channels.get(part.channel)
         if state is not None:
             self._consumers.drop_idle_channel(state)

@@ -46,6 +46,9 @@ class MessageExpiry:
     def now_ms(self) -> int:
         return int(self._clock.now() * 1000 + _ROUNDING_MS)
 
+    def is_due(self, expires_at_ms: int | None) -> bool:
+        return expires_at_ms is not None and expires_at_ms <= self.now_ms()
+
     def runs(self, messages: Sequence[Message]) -> list[Run]:
         """The same messages in runs of equal expiry, if they are published now."""
         now_ms = self.now_ms()

@@ -1,12 +1,15 @@
 """Where messages pile up: what came in, what went out and how many wait, by window and queue.
 
 The depth is the last one that the broker stamped in a window. A window without a stamp continues
-from the one before by what came and went, so that a queue nobody consumes is followed, too.
+from the one before by what came and went, so that a queue nobody consumes is followed, too; where
+only a sample of messages is logged, by what the sample stands for.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from leveret.spark_jobs.jobs.base import (
@@ -18,6 +21,7 @@ from leveret.spark_jobs.jobs.base import (
     Options,
     columns,
     is_,
+    messages_per_logged,
     sum_of,
     window,
 )
@@ -38,34 +42,52 @@ _CAME = ("publish", "enqueue", "requeue")
 _WENT = ("deliver", "get", "expire", "drop", "purge")
 
 
-def flows(events: DataFrame, options: Options) -> DataFrame:
-    """Came, went and the last stamped depth, by window and queue."""
+def came() -> Column:
+    """Events that make a message ready."""
+    return is_(*_CAME)
+
+
+def went() -> Column:
+    """Events after which a message is not ready any more."""
+    # One that is dead-lettered for its queue's length leaves it ready; after a reject it was not
+    # ready, and after expiry the expire event has counted it.
+    overflow = is_("dead_letter") & (F.col("reason") == "maxlen")
+    return is_(*_WENT) | overflow
+
+
+def flows(
+    events: DataFrame, options: Options, samples: Mapping[str, float] | None = None
+) -> DataFrame:
+    """Came, went, the net of both, and the last stamped depth, by window and queue."""
     in_queue = F.col("queue") != ""
     moment = F.when(F.col("depth").isNotNull(), F.struct("ts", "seq"))
-    # A message that is dead-lettered for its queue's length leaves it ready; after a reject it
-    # was not ready, and after expiry the expire event has counted it.
-    overflow = is_("dead_letter") & (F.col("reason") == "maxlen")
+    # A purge counts what was there, logged or not.
+    stands_for = F.when(is_("purge"), F.lit(1.0)).otherwise(messages_per_logged(samples or {}))
+    change = F.when(came(), F.col("n")).otherwise(-F.col("n")) * stands_for
     return (
-        events.where(in_queue & (is_(*_CAME, *_WENT) | overflow))
+        events.where(in_queue & (came() | went()))
         .groupBy(window(options), "vhost", "queue")
         .agg(
-            sum_of("n", is_(*_CAME)).alias("came"),
-            sum_of("n", is_(*_WENT) | overflow).alias("went"),
+            sum_of("n", came()).alias("came"),
+            sum_of("n", went()).alias("went"),
             F.max_by("depth", moment).alias("stamped"),
+            F.sum(change).alias("change"),
         )
     )
 
 
-def backlog(events: DataFrame, options: Options) -> DataFrame:
+def backlog(
+    events: DataFrame, options: Options, samples: Mapping[str, float] | None = None
+) -> DataFrame:
     so_far = Window.partitionBy("vhost", "queue").orderBy("window")
-    net = F.sum(F.col("came") - F.col("went")).over(so_far)
+    net = F.round(F.sum("change").over(so_far)).cast("long")
     # How far the sum is off the truth at the last stamp: what was there before the log began.
     offset = F.last(F.col("stamped") - F.col("net"), ignorenulls=True).over(so_far)
     depth = F.greatest(F.col("net") + F.coalesce("offset", F.lit(0)), F.lit(0))
     elapsed = F.unix_micros("window") - F.unix_micros(F.lag("window").over(so_far))
     slope = (F.col("depth") - F.lag("depth").over(so_far)) * 1_000_000.0 / elapsed
     return (
-        flows(events, options)
+        flows(events, options, samples)
         .withColumn("net", net)
         .withColumn("offset", offset)
         .withColumn("depth", depth)
@@ -78,6 +100,6 @@ JOB = Job(
     "backlog",
     "Where do messages pile up?",
     SCHEMA,
-    lambda inputs: backlog(inputs.events, inputs.options),
+    lambda inputs: backlog(inputs.events, inputs.options, inputs.samples),
     ("vhost", "queue", "window"),
 )

@@ -7,8 +7,8 @@ arguments: ``runner.py`` gives them their inputs and takes what they return.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -59,6 +59,8 @@ class Inputs:
     events: DataFrame
     quarantine: DataFrame
     options: Options = Options()
+    # By boot, the share of messages that it logged; those not named logged all.
+    samples: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,15 @@ def count_of(condition: Column) -> Column:
 
 def sum_of(column: str, condition: Column) -> Column:
     return F.coalesce(F.sum(F.when(condition, F.col(column))), F.lit(0))
+
+
+def messages_per_logged(samples: Mapping[str, float]) -> Column:
+    """How many messages one that is in the log stands for, by the boot of its event."""
+    column = F.lit(1.0)
+    for boot, share in samples.items():
+        if 0 < share < 1:
+            column = F.when(F.col("boot") == boot, F.lit(1.0 / share)).otherwise(column)
+    return column
 
 
 def percentiles(column: Column | str) -> Column:

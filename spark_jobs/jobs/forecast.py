@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from leveret.spark_jobs.jobs.backlog import backlog
-from leveret.spark_jobs.jobs.base import COUNT, NUMBER, TEXT, Job, Options, columns
+from leveret.spark_jobs.jobs.base import COUNT, NUMBER, TEXT, Inputs, Job, Options, columns
 
 SCHEMA = columns(
     vhost=TEXT,
@@ -31,9 +31,9 @@ _FEWEST = 5
 _CONFIDENCE = 1.96
 
 
-def forecast(events: DataFrame, options: Options) -> DataFrame:
+def forecast(inputs: Inputs) -> DataFrame:
     """Queues that grow, and when they reach the capacity."""
-    return lines(backlog(events, options), options)
+    return lines(backlog(inputs.events, inputs.options, inputs.samples), inputs.options)
 
 
 def lines(depths: DataFrame, options: Options) -> DataFrame:
@@ -83,6 +83,6 @@ JOB = Job(
     "forecast",
     "When will a queue be full?",
     SCHEMA,
-    lambda inputs: forecast(inputs.events, inputs.options),
+    forecast,
     ("eta_s", "vhost", "queue"),
 )

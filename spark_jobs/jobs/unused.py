@@ -1,6 +1,8 @@
 """Queues, exchanges and bindings that are there and that nothing passes through.
 
-What is there follows from the last declaration and deletion of each. A binding is used if its
+What is there follows from the last declaration and deletion of each, in the last boot: a start
+tells everything that it found on disk, and what it does not tell did not outlive the one before. A
+binding ends with its queue or exchange. It is used if its
 exchange was given a key that it matches: any for a fanout or headers exchange, the same one for a
 direct exchange, the pattern for a topic exchange.
 """
@@ -24,7 +26,7 @@ def unused(events: DataFrame) -> DataFrame:
 
 
 def queues(events: DataFrame) -> DataFrame:
-    there = _alive(events, "queue_declare", "queue_delete", "queue")
+    there = _alive(events, "queue_declare", "queue_delete", "queue", newest=_newest(events))
     used = _last(events.where(is_(*_QUEUE_USE)), "queue")
     return there.join(used, ["vhost", "queue"], "left").select(
         "vhost", F.lit("queue").alias("kind"), F.col("queue").alias("name"), *_times()
@@ -32,7 +34,9 @@ def queues(events: DataFrame) -> DataFrame:
 
 
 def exchanges(events: DataFrame) -> DataFrame:
-    there = _alive(events, "exchange_declare", "exchange_delete", "exchange")
+    there = _alive(
+        events, "exchange_declare", "exchange_delete", "exchange", newest=_newest(events)
+    )
     used = _last(events.where(is_("publish", "dead_letter")), "exchange")
     return there.join(used, ["vhost", "exchange"], "left").select(
         "vhost", F.lit("exchange").alias("kind"), F.col("exchange").alias("name"), *_times()
@@ -43,7 +47,15 @@ def bindings(events: DataFrame) -> DataFrame:
     destination = F.coalesce(F.col("attrs")["destination"], F.col("queue"))
     of_bindings = events.where(is_("bind", "unbind")).withColumn("destination", destination)
     key = ["vhost", "exchange", "rk", "destination"]
-    there = _alive(of_bindings, "bind", "unbind", *key[1:])
+    there = _alive(of_bindings, "bind", "unbind", *key[1:], newest=_newest(events))
+    for end, name in (("queue", "destination"), ("exchange", "exchange")):
+        gone = (
+            events.where(is_(f"{end}_delete"))
+            .groupBy("vhost", F.col(end).alias(name))
+            .agg(F.max("ts").alias("gone"))
+        )
+        there = there.join(gone, ["vhost", name], "left")
+        there = there.where(F.col("since") > F.coalesce("gone", F.lit(0))).drop("gone")
     types = (
         events.where(is_("exchange_declare"))
         .groupBy("vhost", "exchange")
@@ -76,18 +88,29 @@ def _times() -> tuple[Column, Column]:
     return at("declared").alias("declared_at"), at("used").alias("last_used")
 
 
-def _alive(events: DataFrame, declared: str, deleted: str, *key: str) -> DataFrame:
-    """What was declared and not deleted since, with the time of its declaration."""
-    last = F.max_by("ev", F.struct("ts", "seq"))
+def _newest(events: DataFrame) -> DataFrame:
+    """One row with the last boot of all."""
+    return events.agg(F.max_by("boot", "ts").alias("boot"))
+
+
+def _alive(
+    events: DataFrame, declared: str, deleted: str, *key: str, newest: DataFrame
+) -> DataFrame:
+    """What was declared and not deleted since: when that was first (declared) and last (since)."""
+    moment = F.struct("ts", "seq")
+    declarations = F.when(is_(declared), F.col("ts"))
     return (
         events.where(is_(declared, deleted))
         .groupBy("vhost", *key)
         .agg(
-            F.min(F.when(is_(declared), F.col("ts"))).alias("declared"),
-            last.alias("last"),
+            F.min(declarations).alias("declared"),
+            F.max(declarations).alias("since"),
+            F.max_by("ev", moment).alias("last"),
+            F.max_by("boot", moment).alias("boot"),
         )
         .where(F.col("last") == declared)
-        .drop("last")
+        .join(newest, "boot")
+        .drop("last", "boot")
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,13 @@ def no_complaints() -> Iterator[list[str]]:
     root.removeHandler(handler)
     logging.setLogRecordFactory(make_record)
     assert not handler.texts, "\n".join(handler.texts)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """A channel that had deliveries looks for late ones a last time before its timer goes: soon
+    enough for a census. The event log has timers of its own."""
+    return replace(settings, consumer_timeout=60_000, event_log="off")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from pamqp import commands
 from pamqp.base import Frame
 
-from leveret.protocol.codec import decode_method, make, method_frame
+from leveret.protocol.codec import decode_method, make, method_frame, read_properties
 from leveret.protocol.framing import BODY, HEADER, HEARTBEAT, METHOD, frame
 from tests.support.raw_client import FRAME_MAX, handshake
 
@@ -31,6 +31,7 @@ _TAG_AND_BITS = struct.Struct(">QB")
 _CONTENT = struct.Struct(">HHQHB")
 _DELIVERY_MODE_AND_ID = 0x1080
 _ID_AT = _CONTENT.size
+_FLAGS_AT = 12
 
 F = TypeVar("F", bound=Frame)
 
@@ -51,6 +52,8 @@ class Link(asyncio.Protocol):
         # Why the broker closed channel or connection, if it said so.
         self.reason = ""
         self.lost = asyncio.get_running_loop().create_future()
+        # What comes may have got headers.
+        self.takes_dead_letters = False
         self._transport: asyncio.Transport | None = None
         self._data = b""
         # Answers that are waited for, in order.
@@ -86,6 +89,9 @@ class Link(asyncio.Protocol):
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         self.write(frame(METHOD, CHANNEL, _ACK + _TAG_AND_BITS.pack(tag, multiple)))
+
+    def reject(self, tag: int) -> None:
+        self.write(frame(METHOD, CHANNEL, _NACK + _TAG_AND_BITS.pack(tag, 0)))
 
     def requeue(self, tag: int) -> None:
         self.write(frame(METHOD, CHANNEL, _NACK + _TAG_AND_BITS.pack(tag, 2)))
@@ -183,8 +189,11 @@ class Link(asyncio.Protocol):
                 self._take_method(decode_method(payload))
         elif kind == HEADER:
             _, _, size, flags, mode = _CONTENT.unpack_from(payload)
-            assert (flags, mode) == (_DELIVERY_MODE_AND_ID, 2), "properties were changed"
-            self._message_id = payload[_ID_AT + 1 : _ID_AT + 1 + payload[_ID_AT]].decode()
+            if self.takes_dead_letters:
+                self._message_id = read_properties(payload[_FLAGS_AT:]).message_id or ""
+            else:
+                assert (flags, mode) == (_DELIVERY_MODE_AND_ID, 2), "properties were changed"
+                self._message_id = payload[_ID_AT + 1 : _ID_AT + 1 + payload[_ID_AT]].decode()
             self._missing = size
             if not size:
                 self._deliver(b"")

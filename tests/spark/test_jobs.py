@@ -147,6 +147,16 @@ def test_depth_continues_from_the_last_stamp(spark: SparkSession) -> None:
     assert depths == {1: 101, 2: 102, 3: 101, 4: 99, 5: 9, 6: 8}
 
 
+def test_a_sample_stands_for_all_messages(spark: SparkSession) -> None:
+    """One of a hundred is logged; a purge counts all."""
+    events = [event(second * SECOND, "publish", queue="q", routed=1) for second in (1, 2, 3)]
+    events.append(event(4 * SECOND, "purge", queue="q", n=300))
+    found = rows(backlog(frame(spark, *events), Options(window_s=1), {"b": 0.01}))
+    depths = {row["window"] // SECOND: row["depth"] for row in found}
+    assert depths == {1: 100, 2: 200, 3: 300, 4: 0}
+    assert {row["came"] for row in found} == {0, 1}
+
+
 def test_only_growing_queues_are_forecast(spark: SparkSession) -> None:
     events = []
     for second in range(20):
@@ -155,7 +165,7 @@ def test_only_growing_queues_are_forecast(spark: SparkSession) -> None:
         events.append(event(at, "deliver", queue="shrinks", depth=1000 - 10 * second))
         events.append(event(at, "publish", queue="steady", routed=1, depth=5 + second % 2))
     options = Options(window_s=1, capacity=390)
-    (row,) = rows(forecast(frame(spark, *events), options))
+    (row,) = rows(forecast(inputs(frame(spark, *events), options)))
     assert (row["queue"], row["depth"]) == ("grows", 290)
     assert row["slope"] == pytest.approx(10.0)
     assert row["eta_s"] == pytest.approx(10.0)
@@ -234,6 +244,9 @@ def test_unused_knows_patterns_and_deletions(spark: SparkSession) -> None:
         event(1, "queue_declare", queue="again"),
         event(2, "queue_delete", queue="again"),
         event(3, "queue_declare", queue="again"),
+        # Not durable, in an earlier run of the broker.
+        event(0, "queue_declare", queue="forgotten", boot="a"),
+        event(2, "bind", exchange="d", rk="x", queue="again"),
         *(bind("t", pattern) for pattern in patterns),
         bind("f", "anything"),
         bind("d", "k"),
@@ -244,6 +257,8 @@ def test_unused_knows_patterns_and_deletions(spark: SparkSession) -> None:
     ]
     found = {(row["kind"], row["name"]): row for row in rows(unused(frame(spark, *events)))}
     assert ("exchange", "gone") not in found
+    assert ("queue", "forgotten") not in found
+    assert ("binding", "d -> again (x)") not in found, "it ended with the queue"
     assert found["queue", "again"]["last_used"] is None
     used = {name for (_, name), row in found.items() if row["last_used"] is not None}
     matching = {f"t -> q ({pattern})" for pattern in ("a.*", "a.#", "#", "a.b")}

@@ -1,7 +1,7 @@
 """A virtual host with its store, without sockets: what a test can stop, crash and page out.
 
-Everything is the broker's own (``LiveVhost``, ``VhostStore``, variable queues), but for the threads:
-what they would do is done in the event loop, so that the same test takes the same course each time.
+Everything is the broker's own (``LiveVhost``, ``VhostStore``, variable queues), but for threads:
+what they would do is done in the event loop, so that a test takes the same course each time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""From queue to queue: units, targets that refuse or are gone, cycles, and ends: rules 85 and 86."""
+"""From queue to queue: units, targets that refuse or are gone, cycles, ends: rules 85 and 86."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.queues.bench import Port
 from tests.broker.queues.town import Town, consume, deaths, delivered, letter
 
-DEAD = {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}
+DEAD: dict[str, Any] = {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}
 TTL_MS = 100
 
 

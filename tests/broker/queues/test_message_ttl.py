@@ -126,6 +126,38 @@ async def test_a_limited_prefetch_is_not_used_up_by_what_has_expired(
     assert [message.body for message, _ in delivered(port)] == [b"long", b"last"]
 
 
+@pytest.mark.parametrize("use", ["get", "consume"])
+async def test_who_comes_to_the_head_expires_at_its_own_time(
+    town: Town, port: Port, use: str
+) -> None:
+    queue = town.add("q")
+    await town.publish("q", letter(b"long", expiration="9000"), letter(b"short", expiration="500"))
+    if use == "get":
+        await town.get("q", port)
+    else:
+        consume(queue, port, prefetch=1)
+        await town.rest()
+    await town.pass_time(499)
+    assert town.count("q") == 1
+    await town.pass_time(1)
+    assert town.count("q") == 0
+
+
+@pytest.mark.parametrize("use", ["get", "consume"])
+async def test_what_is_found_to_have_expired_is_dead_lettered_at_once(
+    town: Town, port: Port, use: str
+) -> None:
+    queue = town.add("q", dead_letter_exchange="", dead_letter_routing_key="dead")
+    town.add("dead")
+    await town.publish("q", letter(b"long", expiration="9000"), letter(b"0", expiration="0"))
+    if use == "get":
+        await town.get("q", port)
+    else:
+        consume(queue, port)
+        await town.rest()
+    assert await town.bodies("dead") == [b"0"]
+
+
 async def test_unacked_messages_do_not_expire(town: Town, port: Port) -> None:
     queue = town.add("q", message_ttl_ms=TTL_MS)
     await town.publish("q", letter(b"a"))
@@ -160,9 +192,7 @@ async def test_a_requeued_message_expires_when_it_would_have(town: Town, port: P
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-async def test_ttl_0_reaches_a_consumer_that_is_ready(
-    town: Town, port: Port, no_ack: bool
-) -> None:
+async def test_ttl_0_reaches_a_consumer_that_is_ready(town: Town, port: Port, no_ack: bool) -> None:
     queue = town.add("q", message_ttl_ms=0)
     consume(queue, port, prefetch=2, no_ack=no_ack)
     publisher = await town.publish("q", *(letter(b"%d" % n, persistent=True) for n in range(3)))
@@ -313,9 +343,7 @@ async def test_exact_expiry_goes_on_and_off_with_a_policy(town: Town) -> None:
 
 
 async def test_an_exact_queue_dead_letters_in_order_of_due_time(town: Town) -> None:
-    town.add(
-        "q", message_ttl_exact=True, dead_letter_exchange="", dead_letter_routing_key="dead"
-    )
+    town.add("q", message_ttl_exact=True, dead_letter_exchange="", dead_letter_routing_key="dead")
     town.add("dead")
     times = [700, 100, 400, 100, 300, 900, 200]
     await town.publish("q", *(letter(b"%d" % ms, expiration=str(ms)) for ms in times))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from leveret.protocol.codec import pick_headers
 from tests.broker.queues.bench import Port
 from tests.broker.queues.town import Town, consume, deaths, delivered, letter
 
-DEAD = {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}
+DEAD: dict[str, Any] = {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}
 EXPIRES_MS = 1_000
 
 

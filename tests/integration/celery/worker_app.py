@@ -10,11 +10,13 @@ LEVERET_CELERY_READY_FD, if set, is a pipe that hears one byte when the worker t
 
 import json
 import os
+import signal
 import socket
 import time
 from typing import Any
 
 from celery import Celery, Task  # type: ignore[import-untyped]
+from celery.exceptions import Reject  # type: ignore[import-untyped]
 from celery.signals import worker_ready  # type: ignore[import-untyped]
 from kombu.entity import Exchange, Queue
 
@@ -75,6 +77,25 @@ def flaky(self: Task, failures: int) -> int:
     if retries < failures:
         raise self.retry(countdown=0.05, exc=ValueError(f"failure {retries + 1}"))
     return retries
+
+
+@app.task(name="refuse", acks_late=True)
+def refuse(folder: str) -> None:
+    """Leave a trace and go back to the queue, every time."""
+    _leave_trace(folder)
+    raise Reject("not by me", requeue=True)
+
+
+@app.task(name="crash", acks_late=True)
+def crash(folder: str) -> None:
+    """Leave a trace and take the worker along; for a solo pool."""
+    _leave_trace(folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_trace(folder: str) -> None:
+    with open(os.path.join(folder, "traces"), "a") as traces:
+        traces.write(f"{os.getpid()}\n")
 
 
 @app.task(name="hold", bind=True, acks_late=True, reject_on_worker_lost=True)
