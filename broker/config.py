@@ -358,7 +358,7 @@ class Settings:
         "", Text(4096, "`events` in the data folder"), "Folder of the event log."
     )
     event_log_segment_bytes: int = _setting(
-        64_000_000, Size(1024, 2**36), "Size at which a segment of the event log is sealed."
+        64 * 1024**2, Size(1024, 2**36), "Size at which a segment of the event log is sealed."
     )
     event_log_segment_s: float = _setting(
         60.0, Seconds(1, 86_400), "Age at which a segment of the event log is sealed."

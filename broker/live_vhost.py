@@ -95,7 +95,7 @@ class LiveVhost:
         self._store = store
         self._event_log = event_log
         # Where it is told who waits for whose credit.
-        self.credit_log = None if event_log is None else CreditLog(event_log, name)
+        self.credit_log = None if event_log is None else CreditLog(event_log, clock, name)
         # Where what happens to messages is told; None if nobody wants to know.
         self.message_log = message_log
         # What recovered queues have on disk, until their actors take over.
@@ -154,6 +154,8 @@ class LiveVhost:
         self._close_topology()
 
     def _close_topology(self) -> None:
+        if self.credit_log is not None:
+            self.credit_log.close()
         self.topology.close()
         if self.event_exchange is not None:
             self.event_exchange.close()

@@ -149,7 +149,7 @@ def _lines(
         # matplotlib takes datetimes; its types do not say so.
         xs: Any = moments
         axes.plot(xs, [values[at] for at in moments], label=name, color=colour, linewidth=1.6)
-    locator = AutoDateLocator(maxticks=8)  # type: ignore[no-untyped-call]
+    locator = AutoDateLocator(minticks=5, maxticks=12)  # type: ignore[no-untyped-call]
     formatter = ConciseDateFormatter(locator, show_offset=False)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(formatter)

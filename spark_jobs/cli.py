@@ -97,6 +97,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_tuning(report)
 
     _add_tail(commands)
+    _add_demo(commands)
 
     doctor = commands.add_parser(
         "doctor", help="explain which Java and Spark there are, and try them"
@@ -132,6 +133,27 @@ def _add_tail(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     _add_session(tail)
     tail.set_defaults(run=_runner("tail"), command="tail")
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "a broker under a lively load, and the report on it"
+    demo = commands.add_parser(
+        "demo", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
+    demo.add_argument(
+        "--seconds", type=_demo_seconds, default=30, metavar="N", help="how long to load it (30)"
+    )
+    demo.add_argument(
+        "--folder", metavar="DIR", help="a new folder for all of it (a temporary one)"
+    )
+    demo.add_argument(
+        "--no-open", dest="open", action="store_false", help="do not open the report in a browser"
+    )
+    _add_session(demo)
+    # It is a report on all that the demo's broker logged.
+    everything = dict.fromkeys(("since", "until", "vhost", "queue"))
+    usual = dict.fromkeys(("window", "capacity", "poison_deliveries"))
+    demo.set_defaults(run=_runner("demo"), command="demo", pdf=False, **everything, **usual)
 
 
 def _command(
@@ -250,6 +272,14 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
     return int(text)
+
+
+def _demo_seconds(text: str) -> int:
+    from leveret.spark_jobs.demo_script import SECONDS_LEAST
+
+    if (length := _positive(text)) < SECONDS_LEAST:
+        raise argparse.ArgumentTypeError(f"there is nothing to see in less than {SECONDS_LEAST} s")
+    return length
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ become a line on stderr and exit status 1.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from typing import TextIO
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from leveret.spark_jobs import report, table, tail
+from leveret.spark_jobs import demo, report, table, tail
 from leveret.spark_jobs.amqp_link import LinkError
 from leveret.spark_jobs.cli import fail
+from leveret.spark_jobs.demo_actors import DemoError
 from leveret.spark_jobs.ingest import FILES_PER_BATCH, Ingested, forget, ingest
 from leveret.spark_jobs.java import NoJava
 from leveret.spark_jobs.jobs import JOBS
@@ -33,12 +35,13 @@ from leveret.spark_jobs.session import build_session
 def run(options: argparse.Namespace) -> int:
     """Run the command that was asked for; returns the exit status."""
     try:
-        spark = build_session(options.command, master=options.master, conf=dict(options.conf))
+        with _progress("starting Spark"):
+            spark = build_session(options.command, master=options.master, conf=dict(options.conf))
         try:
             return execute(spark, options)
         finally:
             spark.stop()
-    except (LakeError, LinkError, NoJava, OSError) as error:
+    except (DemoError, LakeError, LinkError, NoJava, OSError) as error:
         return fail(str(error))
     except PySparkException as error:
         # The first lines say it; what follows is a trace through the JVM.
@@ -109,7 +112,30 @@ def _report(spark: SparkSession, options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"ingest": _ingest, "run": _run, "all": _all, "report": _report, "tail": tail.run}
+def _demo(spark: SparkSession, options: argparse.Namespace) -> int:
+    folder = demo.new_folder(options.folder)
+    print(f"clients give a broker {options.seconds} s of work and trouble; its data is in {folder}")
+    truth = demo.perform(folder, options.seconds)
+    published, delivered = truth.so_far()
+    print(f"{published:,} messages were published, {delivered:,} deliveries made")
+    options.log, options.lake = str(folder / "data"), str(folder / "lake")
+    options.output = str(folder / "report.html")
+    _report(spark, options)
+    if options.open and demo.show_page(Path(options.output), os.environ):
+        print("it is open in your browser")
+    print(f"more questions: leveret analytics run lifecycle --lake {options.lake}")
+    print(f"delete {folder} when you are done")
+    return 0
+
+
+_COMMANDS = {
+    "ingest": _ingest,
+    "run": _run,
+    "all": _all,
+    "report": _report,
+    "tail": tail.run,
+    "demo": _demo,
+}
 
 
 def _inputs(spark: SparkSession, lake: Lake, options: argparse.Namespace) -> Inputs:

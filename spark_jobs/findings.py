@@ -47,8 +47,8 @@ def _slow_consumers(answers: Answers, span_s: float) -> Iterator[Finding]:
                 "slow_consumers",
                 f"{_queue(row)}: consumer {row['ctag']} (user {row['user']}, connection "
                 f"{row['conn']}) holds messages {times:.0f} times as long as the others: "
-                f"{for_milliseconds(row['hold_p50_ms'])} at the median, {for_milliseconds(row['hold_p99_ms'])} at p99. It "
-                f"has {_percent(row['hold_share'])} of all the time that messages were held.",
+                f"{for_ms(row['hold_p50_ms'])} at the median, {for_ms(row['hold_p99_ms'])} at p99. "
+                f"It has {_percent(row['hold_share'])} of all the time that messages were held.",
             )
         elif row["unacked"] >= 1000 and row["unacked"] >= 0.5 * row["deliveries"]:
             yield Finding(
@@ -72,7 +72,7 @@ def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
                 "poison",
                 f"{_queue(row)}: message {row['msg']} was delivered {row['deliveries']} times to "
                 f"{_count(row['consumers'], 'consumer')} from {_time(row['first_at'])} on, within "
-                f"{for_milliseconds(1000 * within.total_seconds())} ({end}). It looks like a "
+                f"{for_ms(1000 * within.total_seconds())} ({end}). It looks like a "
                 f"poison message.",
             )
         if len(rows) > 5:
@@ -100,7 +100,7 @@ def _odd_moments(answers: Answers, span_s: float) -> Iterator[Finding]:
         if waits:
             worst = max(waits, key=lambda one: one["value"])
             parts.append(
-                f"p99 wait rose from {for_milliseconds(worst['median'])} to {for_milliseconds(worst['value'])} between "
+                f"p99 wait rose from {for_ms(worst['median'])} to {for_ms(worst['value'])} between "
                 f"{_time(min(one['window'] for one in waits))} and "
                 f"{_time(max(one['window'] for one in waits))}"
             )
@@ -207,7 +207,7 @@ def _churn(answers: Answers, span_s: float) -> Iterator[Finding]:
                 "churn",
                 f"user {row['user']} from {row['host']} opened {row['opens']:,} connections, "
                 f"{row['short']:,} of them for a moment only (median "
-                f"{for_milliseconds(1000 * row['median_life_s'])}). Keep connections open.",
+                f"{for_ms(1000 * row['median_life_s'])}). Keep connections open.",
             )
         if row["refused"] >= 5:
             yield Finding(
@@ -310,7 +310,7 @@ def _percent(share: float | None) -> str:
     return f"{100 * (share or 0):.0f} %"
 
 
-def for_milliseconds(value: float) -> str:
+def for_ms(value: float) -> str:
     """A length of time as one says it."""
     if value < 1:
         return f"{value:.2f} ms"

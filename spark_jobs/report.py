@@ -156,7 +156,7 @@ def _figures(answers: Answers, span_s: float) -> Iterator[str]:
         ("acked", f"{totals.get('ack', 0):,}"),
         ("published a second", for_people(totals.get("publish", 0) / max(span_s, 1e-6))),
         ("queues", f"{len(queues):,}"),
-        ("worst p99 wait", "none" if worst is None else findings.for_milliseconds(worst)),
+        ("worst p99 wait", "none" if worst is None else findings.for_ms(worst)),
     ]
     yield "<section class='figures'>"
     for name, value in figures:

@@ -6,21 +6,22 @@ alerts go to an exchange of a broker. Nothing is written but Spark's own notes, 
 goes with it: every start begins at ``--since``.
 
 Upstream: ``commands.py``. Downstream: ``tail_summary.py`` (Spark), ``tail_windows.py``,
-``alert_rules.py``, ``tail_screen.py``, ``alert_sender.py``. Batches come in a thread of Spark's, one
-at a time; the thread that calls ``run`` sends.
+``alert_rules.py``, ``tail_screen.py``, ``alert_sender.py``. Batches come in a thread of Spark's,
+one at a time; the thread that calls ``run`` sends.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from leveret.spark_jobs.alert_rules import DEFAULT_RULES, Rule, Watch
 from leveret.spark_jobs.alert_sender import AlertSender
@@ -33,16 +34,16 @@ from leveret.spark_jobs.tail_windows import Windows
 # Segments of a batch: a full one is 64 MB.
 _FILES_PER_BATCH: Final = 16
 _TURN_S: Final = 0.5
-# How many days of the log's folders are looked into from the first on.
-_DAYS: Final = 400
+# How far into the future the log is followed.
+_YEARS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class TailOptions:
     log: str
+    selection: Selection
     window_s: int = 10
     interval_s: int = 5
-    selection: Selection = Selection()
     rules: Sequence[Rule] = DEFAULT_RULES
 
 
@@ -59,48 +60,57 @@ class Tail:
         self._watch = Watch(options.rules)
         # By boot, the share of messages that it logs.
         self._samples: dict[str, float] = {}
-        self._query: StreamingQuery | None = None
+        self._stopped = threading.Event()
+        # Held while a batch is looked at.
+        self._at_work = threading.Lock()
 
     def run(self) -> None:
-        """Follow the log until ``stop`` is called or Ctrl-C is pressed.
+        """Follow the log until ``stop`` is called.
 
-        Raises LakeError if there is no log, LinkError if alerts cannot be sent from the start.
+        Raises LakeError if there is no log, LinkError if alerts cannot be sent from the start, and
+        whatever ended the query.
         """
         segments = segments_of(self._spark, self._options.log)
         if self._sender is not None:
             self._sender.open()
-        self._query = query = (
+        query = (
             read_segments(self._spark, _folders(segments, self._options), _FILES_PER_BATCH)
             .writeStream.foreachBatch(self._on_batch)
             .trigger(processingTime=f"{self._options.interval_s} seconds")
             .start()
         )
         try:
-            while not query.awaitTermination(_TURN_S):
+            while query.isActive and not self._stopped.wait(_TURN_S):
                 self._send()
+            failure = query.exception()
+            if failure is not None:
+                raise failure
         finally:
-            query.stop()
+            self._stopped.set()
+            # Between two batches: Spark takes one that is interrupted for a failure.
+            with self._at_work:
+                query.stop()
             self._send()
             if self._sender is not None:
                 self._sender.close()
 
     def stop(self) -> None:
-        if self._query is not None:
-            self._query.stop()
+        """May be called from any thread, and from a signal's handler."""
+        self._stopped.set()
 
     def _on_batch(self, lines: DataFrame, number: int) -> None:
-        events = events_of(lines, self._options.selection)
-        rows = summarise(events, self._options.window_s).collect()
-        self._windows.add(summaries(rows, self._samples))
-        shown = None
-        for readings in self._windows.close():
-            for alert in self._watch.look(readings):
-                self._screen.show_alert(alert)
-                if self._sender is not None:
-                    self._sender.add(alert)
-            shown = readings
-        if shown is not None:
-            self._screen.show(shown, self._watch.active, self._windows.late)
+        with self._at_work:
+            if self._stopped.is_set():
+                return
+            events = events_of(lines, self._options.selection)
+            rows = summarise(events, self._options.window_s).collect()
+            self._windows.add(summaries(rows, self._samples))
+            for readings in self._windows.close():
+                for alert in self._watch.look(readings):
+                    self._screen.show_alert(alert)
+                    if self._sender is not None:
+                        self._sender.add(alert)
+                self._screen.show(readings, self._watch.active, self._windows.late)
 
     def _send(self) -> None:
         if self._sender is not None:
@@ -115,22 +125,25 @@ def run(spark: SparkSession, options: argparse.Namespace) -> int:
     screen = Screen(sys.stdout, in_place=sys.stdout.isatty(), limit=options.limit)
     selection = Selection(options.since, None, options.vhost, options.queue)
     wanted = TailOptions(
-        options.log, options.window, options.interval, selection, options.rules or DEFAULT_RULES
+        options.log, selection, options.window, options.interval, options.rules or DEFAULT_RULES
     )
+    tail = Tail(spark, wanted, screen, sender)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        # An exception, as Spark's own handler raises it, would hit a call to the JVM halfway.
+        signal.signal(signum, lambda *_: tail.stop())
     screen.say(f"following {options.log}; end with Ctrl-C")
-    try:
-        Tail(spark, wanted, screen, sender).run()
-    except KeyboardInterrupt:
-        screen.say("stopped")
+    tail.run()
     return 0
 
 
 def _folders(segments: str, options: TailOptions) -> str:
-    """A pattern for the folders of the days that matter, today's and those to come included."""
+    """A pattern for the folders of the days that matter, those to come included."""
     since = options.selection.since
     if since is None:
         return segments
     # Segments are filed by the day they were opened on.
     first = datetime.fromtimestamp(since / 1_000_000, UTC).date() - timedelta(days=1)
-    days = ",".join((first + timedelta(days=day)).isoformat() for day in range(_DAYS))
-    return f"{segments}/date={{{days}}}"
+    days = [f"{first:%Y-%m}-{day:02d}" for day in range(first.day, 32)]
+    months = [f"{first.year}-{month:02d}-*" for month in range(first.month + 1, 13)]
+    years = [f"{year}-*" for year in range(first.year + 1, first.year + _YEARS)]
+    return f"{segments}/date={{{','.join([*days, *months, *years])}}}"

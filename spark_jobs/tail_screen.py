@@ -14,7 +14,17 @@ from leveret.spark_jobs import table
 from leveret.spark_jobs.alert_rules import Alert
 from leveret.spark_jobs.tail_windows import Reading
 
-_COLUMNS: Final = ("vhost", "queue", "in/s", "out/s", "p99 wait ms", "depth", "depth/s", "alert")
+_COLUMNS: Final = (
+    "vhost",
+    "queue",
+    "in/s",
+    "out/s",
+    "p99 wait ms",
+    "depth",
+    "depth/s",
+    "lost/min",
+    "",
+)
 _ALERTS_KEPT: Final = 8
 _UP: Final = "\x1b[{}A\x1b[J"
 
@@ -69,11 +79,12 @@ class Screen:
             (
                 reading.vhost,
                 reading.queue or f"({reading.exchange or 'default exchange'})",
-                reading.came_per_s,
-                reading.went_per_s,
+                reading.came_per_s if reading.queue else None,
+                reading.went_per_s if reading.queue else None,
                 reading.wait_p99_ms,
                 reading.depth,
-                reading.slope,
+                reading.slope if reading.queue else None,
+                None if reading.queue else reading.unroutable_per_minute,
                 "!" if alarm else "",
             )
             for reading, alarm in zip(readings, alarms, strict=True)
@@ -103,9 +114,7 @@ def _line(reading: Reading) -> str:
         if reading.wait_p99_ms is not None:
             parts.append(f", p99 wait {reading.wait_p99_ms:.4g} ms")
         if reading.depth is not None:
-            parts.append(f", depth {reading.depth}")
-        if reading.slope is not None:
-            parts.append(f" ({reading.slope:+.4g}/s)")
+            parts.append(f", depth {reading.depth} ({reading.slope:+.4g}/s)")
     else:
         parts.append(f"{reading.unroutable_per_minute:.4g} unroutable a minute")
     return parts[0] + " " + "".join(parts[1:])

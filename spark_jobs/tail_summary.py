@@ -43,6 +43,7 @@ def summarise(events: DataFrame, window_s: int) -> DataFrame:
     in_queue = F.col("queue") != ""
     is_first = given & (F.col("delivery_count") == 0) & F.col("wait_us").isNotNull()
     window = F.col("ts") - F.col("ts") % (window_s * 1_000_000)
+    is_new = is_("queue_declare") & (F.col("reason") != "recovered")
     # A queue that is deleted takes its messages along.
     depth = F.when(is_("queue_delete"), F.lit(0)).otherwise(F.col("depth"))
     deliveries = F.when(given, F.col("delivery_count") + 1)
@@ -65,6 +66,7 @@ def summarise(events: DataFrame, window_s: int) -> DataFrame:
             count_of(given).alias("gave"),
             F.coalesce(F.max(deliveries), F.lit(0)).alias("most_deliveries"),
             sum_of("n", lost).alias("unroutable"),
+            F.max(is_new).alias("is_new"),
             F.max(F.when(F.col("stamped").isNotNull(), F.struct("ts", "seq", "stamped"))).alias(
                 "stamp"
             ),
@@ -97,6 +99,7 @@ def summaries(rows: Sequence[Row], samples: dict[str, float]) -> Iterator[Summar
             gave=row["gave"],
             most_deliveries=row["most_deliveries"],
             unroutable=row["unroutable"] * stands_for,
+            is_new=row["is_new"],
             depth=None if stamp is None else stamp["stamped"],
             depth_at=(0, 0) if stamp is None else (stamp["ts"], stamp["seq"]),
         )

@@ -47,6 +47,8 @@ class Summary:
     gave: int
     most_deliveries: int
     unroutable: float
+    # Whether the queue came to be, and so began empty.
+    is_new: bool
     # The last depth that the broker stamped, and where in the log.
     depth: int | None
     depth_at: tuple[int, int]
@@ -68,7 +70,7 @@ class Reading:
     # None as long as the log has not said it.
     depth: int | None
     # Of the depth, per second, since the window before.
-    slope: float | None
+    slope: float
     most_deliveries: int
     unroutable_per_minute: float
 
@@ -81,6 +83,7 @@ class _Sum:
     gave: int = 0
     most_deliveries: int = 0
     unroutable: float = 0
+    is_new: bool = False
     depth: int | None = None
     depth_at: tuple[int, int] = (0, 0)
 
@@ -92,6 +95,7 @@ class _Sum:
         self.gave += part.gave
         self.most_deliveries = max(self.most_deliveries, part.most_deliveries)
         self.unroutable += part.unroutable
+        self.is_new = self.is_new or part.is_new
         if part.depth is not None and part.depth_at >= self.depth_at:
             self.depth, self.depth_at = part.depth, part.depth_at
 
@@ -157,13 +161,16 @@ class Windows:
         return readings
 
     def _reading(self, window: int, subject: Subject, total: _Sum, past: _Past) -> Reading:
-        before = past.depth
+        before = 0 if past.depth is None and total.is_new else past.depth
         if total.depth is not None:
             past.depth = total.depth
         elif before is not None:
             # Not every event is stamped, so it goes on from the last that was.
             past.depth = max(round(before + total.came - total.went), 0)
-        is_known = before is not None and past.depth is not None
+        if before is not None and past.depth is not None:
+            grew = float(past.depth - before)
+        else:
+            grew = total.came - total.went
         return Reading(
             window,
             *subject,
@@ -172,7 +179,7 @@ class Windows:
             gave=total.gave,
             wait_p99_ms=_percentile_ms(total.waits),
             depth=past.depth,
-            slope=((past.depth or 0) - (before or 0)) / self._window_s if is_known else None,
+            slope=grew / self._window_s,
             most_deliveries=total.most_deliveries,
             unroutable_per_minute=total.unroutable * 60 / self._window_s,
         )

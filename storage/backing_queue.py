@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from leveret.protocol.message import Message
 
 if TYPE_CHECKING:
-    from leveret.storage.database import Batch
+    from leveret.storage.commit import Batch
 
 
 class Entry(NamedTuple):

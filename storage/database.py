@@ -9,8 +9,7 @@ a cap, in order. An idle broker commits one message in one fsync, a busy one tho
 is safe when its ``committed`` has been called, and never before: WAL with synchronous=FULL. Only
 deletions of acked messages, which nobody waits for, wait for company (``put_lazily``).
 
-A commit is one call in the writer's thread (begin, statements, commit). Python's sqlite3 gives up
-the GIL at every step and must win it back from the event loop, so statements are few and large.
+A commit is one call in the writer's thread (``commit.py``: begin, statements, commit).
 
 A commit that fails (disk full, I/O error) is rolled back and tried again until it succeeds;
 nothing is confirmed meanwhile, and ``on_trouble`` is told. A file that is damaged or gone
@@ -25,16 +24,18 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import aiosqlite
 
+from leveret.storage.commit import Batch, Operation
+from leveret.storage.commit import commit as commit
 from leveret.storage.damage import READ_TRIES, check_identity, identity, is_lasting
 from leveret.storage.free_space import FreeSpace, free_bytes
+from leveret.storage.operations import Barrier
 
 log = logging.getLogger(__name__)
 
@@ -51,221 +52,12 @@ WAL_LIMIT_BYTES = 64 << 20
 # Against 4096 a sixth less CPU time for 1 KB bodies (benchmarks/storage.py), 16384 a quarter less;
 # but the commit of a lone message writes 12, 20 and 36 KB to the WAL.
 PAGE_SIZE = 8192
-# A message's key is queue id << SEQ_BITS | position.
-SEQ_BITS = 40
-# Of a range that is dropped, one commit deletes so many rows.
-DROP_ROWS = 2_000
 RETRY_S = 0.5
 # How long a file that is closed waits for a disk on which commits only fail.
 PATIENCE_S = 10.0
 # What nobody waits for is written after this long, or when there is so much of it.
 LAZY_S = 0.1
 LAZY_OPERATIONS = 100
-_ROWS_PER_STATEMENT = (100, 10, 1)
-# A batch holds its rows as one flat list of parameters; delivery_count begins with its default.
-_INTO_MESSAGE = (
-    "INSERT INTO message"
-    " (key, size, flags, expires_at, envelope, extra_keys, header, body_id, body)"
-)
-_MESSAGE_COLUMNS = 9
-# The same for messages that are told in the event log: two numbers more, in front.
-_INTO_LOGGED = _INTO_MESSAGE.replace("(", "(log_id, stamp_us, ", 1)
-_LOGGED_COLUMNS = _MESSAGE_COLUMNS + 2
-
-
-class Batch:
-    """One transaction, gathered in the event loop, executed in the writer's thread."""
-
-    __slots__ = (
-        "after",
-        "bodies",
-        "body_refs",
-        "bytes",
-        "calls",
-        "counters",
-        "deletes",
-        "drops",
-        "freed_apart_bytes",
-        "freed_bytes",
-        "logged",
-        "messages",
-        "rows",
-        "statements",
-    )
-
-    def __init__(self) -> None:
-        # Run after all others, one by one: definitions. One that deletes a queue's counter must
-        # come after the counter that an earlier operation of this batch wrote.
-        self.statements: list[tuple[str, tuple[Any, ...]]] = []
-        # Rows for the tables message and body; the former column by column, the latter as
-        # id -> [references, body].
-        self.messages: list[Any] = []
-        # Rows for the table message with their numbers in the event log.
-        self.logged: list[Any] = []
-        self.bodies: dict[int, list[Any]] = {}
-        # References that go, after those of bodies came.
-        self.body_refs: dict[int, int] = {}
-        # Keys of messages to delete.
-        self.deletes: list[int] = []
-        # For what is neither of these: called with the connection.
-        self.calls: list[Callable[[sqlite3.Connection], None]] = []
-        # Large ranges of messages to delete, a bounded part at a time.
-        self.drops: list[RangeDrop] = []
-        # Queue id -> its row in counter, as of this commit.
-        self.counters: dict[int, tuple[int, int, int, int, int, int]] = {}
-        # Called in the event loop once the transaction is on disk.
-        self.after: list[Callable[[], object]] = []
-        self.rows = 0
-        self.bytes = 0
-        # Of rows that go: the pages they stood on are written, too.
-        self.freed_bytes = 0
-        # Of the bodies these rows name, whether they go with them or not.
-        self.freed_apart_bytes = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing to write; there may still be somebody to tell."""
-        return not (
-            self.statements
-            or self.messages
-            or self.logged
-            or self.deletes
-            or self.drops
-            or self.calls
-            or self.body_refs
-            or self.counters
-        )
-
-
-class Operation(Protocol):
-    """Something to be written. ``gather`` is called when its commit begins, not before:
-    what was taken back by then is never written."""
-
-    def gather(self, batch: Batch) -> None: ...
-
-
-class Statement:
-    """A single statement, for definitions."""
-
-    __slots__ = ("_after", "_parameters", "_sql")
-
-    def __init__(
-        self, sql: str, parameters: tuple[Any, ...], after: Callable[[], None] | None = None
-    ) -> None:
-        self._sql = sql
-        self._parameters = parameters
-        self._after = after
-
-    def gather(self, batch: Batch) -> None:
-        batch.statements.append((self._sql, self._parameters))
-        batch.rows += 1
-        if self._after is not None:
-            batch.after.append(self._after)
-
-
-class RangeDrop:
-    """Deletes the messages of a range of keys, and their references to bodies, bit by bit.
-
-    One commit takes a bounded part; as long as there is more, the rest is put again. ``keep`` are
-    keys that stay. ``removed`` is told after each part how many messages and bytes went,
-    ``after`` when all are gone.
-    """
-
-    __slots__ = (
-        "_after",
-        "_bytes",
-        "_count",
-        "_database",
-        "_first",
-        "_is_done",
-        "_keep",
-        "_last",
-        "_next",
-        "_removed",
-    )
-
-    def __init__(
-        self,
-        database: Database,
-        first: int,
-        last: int,
-        *,
-        keep: Collection[int] = (),
-        removed: Callable[[int, int], None] | None = None,
-        after: Callable[[], None] | None = None,
-    ) -> None:
-        self._database = database
-        self._first = first
-        self._last = last
-        self._keep = keep
-        self._removed = removed
-        self._after = after
-        # What the last part took; written in the writer's thread, read after its commit.
-        self._count = 0
-        self._bytes = 0
-        self._next = first
-        self._is_done = False
-
-    @property
-    def freed_bytes(self) -> int:
-        """Of the last part."""
-        return self._bytes
-
-    def gather(self, batch: Batch) -> None:
-        batch.drops.append(self)
-        batch.rows += DROP_ROWS
-        batch.after.append(self._go_on)
-
-    def run(self, connection: sqlite3.Connection) -> None:
-        rows = connection.execute(
-            "SELECT key, size, body_id FROM message WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?",
-            (self._first, self._last, DROP_ROWS),
-        ).fetchall()
-        self._is_done = len(rows) < DROP_ROWS
-        self._next = rows[-1][0] + 1 if rows else self._first
-        if self._keep:
-            rows = [row for row in rows if row[0] not in self._keep]
-        self._count = len(rows)
-        self._bytes = sum([row[1] for row in rows])
-        if not rows:
-            return
-        if self._keep:
-            _delete(connection, "message", [row[0] for row in rows])
-        else:
-            connection.execute(
-                "DELETE FROM message WHERE key BETWEEN ? AND ?", (self._first, rows[-1][0])
-            )
-        connection.execute(
-            "UPDATE counter SET messages = messages - ?, bytes = bytes - ? WHERE queue_id = ?",
-            (self._count, self._bytes, self._first >> SEQ_BITS),
-        )
-        changes: dict[int, int] = {}
-        for _, _, body_id in rows:
-            if body_id is not None:
-                changes[body_id] = changes.get(body_id, 0) - 1
-        _change_references(connection, changes)
-
-    def _go_on(self) -> None:
-        # Only now: a commit that failed was tried again with the same part.
-        self._first = self._next
-        if self._removed is not None:
-            self._removed(self._count, self._bytes)
-        if not self._is_done:
-            self._database.put(self)
-        elif self._after is not None:
-            self._after()
-
-
-class Barrier:
-    """Written nothing, known to be reached: everything put before it is on disk."""
-
-    __slots__ = ("_reached",)
-
-    def __init__(self, reached: Callable[[], object]) -> None:
-        self._reached = reached
-
-    def gather(self, batch: Batch) -> None:
-        batch.after.append(self._reached)
 
 
 class Database:
@@ -717,7 +509,7 @@ def _commit_here(
     connection: sqlite3.Connection, batch: Batch, path: Path, known: tuple[int, int]
 ) -> float:
     """Commit, and see that it went to the file that the next start will find."""
-    cpu_s = _commit(connection, batch)
+    cpu_s = commit(connection, batch)
     check_identity(path, known)
     return cpu_s
 
@@ -729,104 +521,6 @@ def _measured(
     begun = time.thread_time()
     result = query(connection, *arguments)
     return result, time.thread_time() - begun
-
-
-def _commit(connection: sqlite3.Connection, batch: Batch) -> float:
-    """The whole batch or nothing; returns the CPU time it took of this thread."""
-    begun = time.thread_time()
-    execute = connection.execute
-    execute("BEGIN IMMEDIATE")
-    try:
-        if batch.bodies:
-            rows = [(body_id, refs, body) for body_id, (refs, body) in batch.bodies.items()]
-            _insert(connection, "INSERT INTO body", 3, _flat(rows), _ONE_MORE_REFERENCE)
-        if batch.messages:
-            _insert(connection, _INTO_MESSAGE, _MESSAGE_COLUMNS, batch.messages)
-        if batch.logged:
-            _insert(connection, _INTO_LOGGED, _LOGGED_COLUMNS, batch.logged)
-        if batch.deletes:
-            _delete(connection, "message", batch.deletes)
-        if batch.body_refs:
-            _change_references(connection, batch.body_refs)
-        if batch.counters:
-            rows_of_counters = _flat(batch.counters.values())
-            _insert(connection, "INSERT OR REPLACE INTO counter", 6, rows_of_counters)
-        for drop in batch.drops:
-            drop.run(connection)
-        for call in batch.calls:
-            call(connection)
-        for sql, parameters in batch.statements:
-            execute(sql, parameters)
-        execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.rollback()
-        raise
-    return time.thread_time() - begun
-
-
-_ONE_MORE_REFERENCE = " ON CONFLICT (id) DO UPDATE SET refs = refs + excluded.refs"
-
-
-def _flat(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    return [value for row in rows for value in row]
-
-
-def _insert(
-    connection: sqlite3.Connection, into: str, columns: int, flat: list[Any], conflict: str = ""
-) -> None:
-    """Many rows a statement: each step costs a fight for the GIL."""
-    at, end = 0, len(flat)
-    for rows in _ROWS_PER_STATEMENT:
-        size = rows * columns
-        if end - at >= size:
-            sql = _insert_sql(into, columns, rows, conflict)
-            while end - at >= size:
-                connection.execute(sql, flat[at : at + size])
-                at += size
-
-
-@cache
-def _insert_sql(into: str, columns: int, rows: int, conflict: str) -> str:
-    places = "(" + ",".join("?" * columns) + ")"
-    return f"{into} VALUES {','.join([places] * rows)}{conflict}"
-
-
-def _delete(connection: sqlite3.Connection, table: str, rowids: list[int]) -> None:
-    """Runs of neighbours by range, the rest by number."""
-    rowids.sort()
-    single: list[int] = []
-    at, count = 0, len(rowids)
-    while at < count:
-        end = at + 1
-        while end < count and rowids[end] == rowids[end - 1] + 1:
-            end += 1
-        if end - at > 2:
-            connection.execute(
-                f"DELETE FROM {table} WHERE rowid BETWEEN ? AND ?", (rowids[at], rowids[end - 1])
-            )
-        else:
-            single += rowids[at:end]
-        at = end
-    at = 0
-    for size in _ROWS_PER_STATEMENT:
-        sql = f"DELETE FROM {table} WHERE rowid IN ({','.join('?' * size)})"
-        while len(single) - at >= size:
-            connection.execute(sql, single[at : at + size])
-            at += size
-
-
-def _change_references(connection: sqlite3.Connection, changes: dict[int, int]) -> None:
-    gone = []
-    for body_id, change in changes.items():
-        connection.execute("UPDATE body SET refs = refs + ? WHERE id = ?", (change, body_id))
-        if change < 0:
-            gone.append(body_id)
-    for at in range(0, len(gone), 100):
-        some = gone[at : at + 100]
-        connection.execute(
-            f"DELETE FROM body WHERE id IN ({','.join('?' * len(some))}) AND refs <= 0", some
-        )
 
 
 def _checkpoint(connection: sqlite3.Connection, may_wait: bool) -> tuple[int, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, NamedTuple
 
-from leveret.storage.database import Statement
+from leveret.storage.operations import Statement
 from leveret.storage.queue_index import Counters
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from leveret.storage.backing_queue import (
     Prepared,
     Run,
 )
-from leveret.storage.database import Batch
+from leveret.storage.commit import Batch
 
 # Makes an Entry of a plain tuple without entering Python: the constructor costs twice as much.
 _make_entry: Callable[[tuple[int, Message, bool, int | None]], Entry] = partial(

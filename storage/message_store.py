@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from leveret.protocol.message import Message
-    from leveret.storage.database import Batch
+    from leveret.storage.commit import Batch
 
 
 class MessageStore:

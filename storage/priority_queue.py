@@ -37,7 +37,7 @@ from leveret.storage.backing_queue import (
 )
 
 if TYPE_CHECKING:
-    from leveret.storage.database import Batch
+    from leveret.storage.commit import Batch
 
 PRIORITY_BITS = 8
 _PRIORITY_MASK = (1 << PRIORITY_BITS) - 1

@@ -17,8 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from leveret.protocol.twin import Message
-from leveret.storage.database import DROP_ROWS, SEQ_BITS, Batch, Database, RangeDrop, Statement
+from leveret.storage.commit import SEQ_BITS, Batch
+from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
+from leveret.storage.operations import DROP_ROWS, RangeDrop, Statement
 
 _SEQ_MASK = (1 << SEQ_BITS) - 1
 _PERSISTENT = 256

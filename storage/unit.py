@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from leveret.storage.database import Batch, Operation
+from leveret.storage.commit import Batch, Operation
 
 
 class Part(Protocol):

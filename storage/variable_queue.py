@@ -50,7 +50,7 @@ from leveret.storage.backing_queue import (
     Prepared,
     Run,
 )
-from leveret.storage.database import Batch
+from leveret.storage.commit import Batch
 from leveret.storage.exact_expiry import ExactExpiry
 from leveret.storage.memory_use import INFINITY, MemoryUse, permitted_beta_count
 from leveret.storage.msg_status import (
@@ -209,6 +209,7 @@ class VariableQueue:
             rear.extend(statuses)
             if self._exact is not None:
                 self._exact.add(statuses)
+                self._drop_stale(self._exact)
             self.ram_count += len(statuses)
             self._ram_bytes += size
         self._maybe_page(len(statuses))
@@ -391,7 +392,7 @@ class VariableQueue:
             return self._must_read()
         if taken:
             self._leave(taken)
-            self._remove(taken)
+            self._remove_ready(taken)
         return len(taken)
 
     def peek(self) -> Entry | Nothing:
@@ -496,7 +497,7 @@ class VariableQueue:
         if ack_required:
             self._add_pending(taken)
         else:
-            self._remove(taken)
+            self._remove_ready(taken)
         return entries
 
     def _leave(self, taken: list[MsgStatus]) -> None:
@@ -538,8 +539,7 @@ class VariableQueue:
                 size += status.size
         self._pending_bytes -= size
         if self._returns:
-            for status in settled:
-                self._returns.pop(status.seq_id, None)
+            self._forget_returns(settled)
         if self._is_reading_positions:
             self._settled_meanwhile.update([status.seq_id for status in settled])
         return settled
@@ -556,6 +556,12 @@ class VariableQueue:
             self._index.remove(persistent)
         if transient and self._transient is not None:
             self._transient.remove(transient)
+
+    def _remove_ready(self, taken: list[MsgStatus]) -> None:
+        """They leave without ever being pending."""
+        if self._returns:
+            self._forget_returns(taken)
+        self._remove(taken)
 
     def pending(self, seq_ids: Sequence[int]) -> list[Entry] | Loading:
         known: list[Entry] = []
@@ -618,6 +624,10 @@ class VariableQueue:
             ]
             self._index.save_delivery_counts(lasting)
         return counts
+
+    def _forget_returns(self, statuses: Iterable[MsgStatus]) -> None:
+        for status in statuses:
+            self._returns.pop(status.seq_id, None)
 
     def _is_lasting(self, seq_id: int) -> bool:
         status = self.ram_pending.get(seq_id) or self.disk_pending.get(seq_id)
@@ -683,6 +693,8 @@ class VariableQueue:
             self._exact.add(statuses)
         merge_into(self.q4, alphas)
         merge_into(self.q3, betas)
+        if self._exact is not None:
+            self._drop_stale(self._exact)
 
     def _to_delta(self, statuses: list[MsgStatus]) -> None:
         """What is ready but in none of the queues yet goes to disk alone."""
@@ -708,6 +720,12 @@ class VariableQueue:
             queue.clear()
         if self.delta.count:
             self._remove_delta()
+        if self._returns:
+            self._returns = {
+                seq_id: count
+                for seq_id, count in self._returns.items()
+                if seq_id in self.ram_pending or seq_id in self.disk_pending
+            }
         self._read_is_void = True
         self._len = self._ready_bytes = self.ram_count = self._ram_bytes = self._ahead_bytes = 0
         return purged
@@ -918,6 +936,11 @@ class VariableQueue:
     def _statuses(self) -> Iterable[MsgStatus]:
         return chain(self.q4, self.q3, self.q2, self.q1)
 
+    def _drop_stale(self, exact: ExactExpiry) -> None:
+        """What was consumed long before it is due must not be remembered until then."""
+        if exact.is_stale(self._len - self.delta.count):
+            exact.rebuild(self._statuses())
+
     def next_due_ms(self) -> int | None:
         if self._due_taken:
             return self._due_taken[0][0]
@@ -955,8 +978,7 @@ class VariableQueue:
                     due.append(entry)
         for status in self._took(statuses):
             self._add_due(status)
-        if exact.is_stale(self._len - self.delta.count):
-            exact.rebuild(self._statuses())
+        self._drop_stale(exact)
         due += self._due_taken
         self._due_taken = [] if last is None else sorted(each for each in due if each > last)
         self._mend_order()

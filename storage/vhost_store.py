@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from leveret.storage.database import PATIENCE_S, SEQ_BITS, Barrier, Database, RangeDrop, Statement
+from leveret.storage.commit import SEQ_BITS
+from leveret.storage.database import PATIENCE_S, Database
 from leveret.storage.definitions import Definitions, DefinitionStore
 from leveret.storage.folder_sync import sync_folder
 from leveret.storage.message_store import MessageStore
 from leveret.storage.migrations import SCHEMA_VERSION, UnknownVersion, check_version, migrate
+from leveret.storage.operations import Barrier, RangeDrop, Statement
 from leveret.storage.priority_queue import PriorityQueue
 from leveret.storage.queue_index import Counters, QueueIndex
 from leveret.storage.variable_queue import VariableQueue

@@ -63,6 +63,8 @@ FORBIDDEN = {
 # one command that hands over to the analytics.
 PERMITTED = {
     "spark_jobs": ("leveret.broker.event_log.schema",),
+    # The broker of the demo, a process that only the demo starts.
+    "spark_jobs.demo_broker": ("leveret.broker.config", "leveret.broker.server"),
     "broker.cli.analytics": ("leveret.spark_jobs",),
 }
 

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
 from pamqp.base import Frame
@@ -414,7 +414,7 @@ class Reader:
         if self._wants_blocked_notices:
             self.send(make(commands.Connection.Unblocked))
 
-    def _tell_blocked(self, ev: str, **fields: object) -> None:
+    def _tell_blocked(self, ev: str, **fields: Any) -> None:
         """To the event log alone: RabbitMQ has no event for it."""
         assert self.broker.event_log is not None
         assert self._context is not None

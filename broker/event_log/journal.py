@@ -1,9 +1,10 @@
 """The event log as the rest of the broker sees it: take numbers, write lines, go on.
 
 Owns the numbers of lines, what is buffered, and the count of what was left out. Upstream:
-``messages.py`` writes whole runs of message events as bytes it has formatted itself; ``objects.py``,
-``credit.py`` and whoever has a rare event call ``event``. Downstream: ``writer.py``, whose thread
-gets a batch of lines at a time, at ``BATCH_BYTES`` or after ``FLUSH_S``.
+``messages.py`` writes whole runs of message events as bytes it has formatted itself;
+``objects.py``, ``credit.py`` and whoever has a rare event call ``event``. Downstream:
+``writer.py``, whose thread gets a batch of lines at a time, at ``BATCH_BYTES`` or after
+``FLUSH_S``.
 
 All of it happens in the event loop and nothing waits: while more than the buffer allows is on its
 way to the disk ``is_shedding`` is true, events are counted instead of written, and once there is
@@ -149,12 +150,16 @@ class Journal:
         self._gap += count
         self._shed += count
 
-    def event(self, ev: str, **fields: Any) -> None:
-        """One event, of any kind; ``fields`` are those of ``schema.Event``."""
+    def event(self, ev: str, *, ts: int | None = None, **fields: Any) -> None:
+        """One event, of any kind; ``fields`` are those of ``schema.Event``.
+
+        ``ts`` is for those who have asked for the time already.
+        """
         if self.is_shedding:
             self.shed(1)
             return
-        event = Event(ts=self.now_us(), seq=self._next_seq, boot=self.boot, ev=ev, **fields)
+        now_us = self.now_us() if ts is None else ts
+        event = Event(ts=now_us, seq=self._next_seq, boot=self.boot, ev=ev, **fields)
         try:
             lines = encode_lines([event])
         except UnicodeEncodeError:

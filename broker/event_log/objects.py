@@ -83,6 +83,7 @@ class ObjectEvents:
         conn, _, peer = ACTOR.get()
         self._journal.event(
             "connection_open",
+            ts=life.since_us,
             vhost=life.vhost,
             conn=conn,
             user=life.user,
@@ -102,24 +103,18 @@ class ObjectEvents:
             conn=conn,
             user=life.user,
             peer=peer,
-            hold_us=self._age_us(life),
             reason=reason,
+            **self._age(life),
         )
 
     def _on_channel_created(self, properties: Properties, reason: str) -> None:
         life = self._begin(properties)
-        self._channel("channel_open", life, peer=ACTOR.get().peer)
+        self._channel("channel_open", life, ts=life.since_us)
 
     def _on_channel_closed(self, properties: Properties, reason: str) -> None:
         life = self._lives.pop(properties["pid"], None)
         if life is not None:
-            self._channel(
-                "channel_close",
-                life,
-                peer=ACTOR.get().peer,
-                hold_us=self._age_us(life),
-                reason=reason,
-            )
+            self._channel("channel_close", life, reason=reason, **self._age(life))
 
     def _on_authentication_failure(self, properties: Properties, reason: str) -> None:
         conn, _, peer = ACTOR.get()
@@ -131,13 +126,16 @@ class ObjectEvents:
         self._lives[properties["pid"]] = life
         return life
 
-    def _age_us(self, life: _Life) -> int:
+    def _age(self, life: _Life) -> dict[str, int]:
+        now_us = self._journal.now_us()
         # The clock of the wall may be set back.
-        return max(0, self._journal.now_us() - life.since_us)
+        return {"ts": now_us, "hold_us": max(0, now_us - life.since_us)}
 
-    def _channel(self, ev: str, life: _Life, **fields: object) -> None:
-        conn, ch, _ = ACTOR.get()
-        self._journal.event(ev, vhost=life.vhost, conn=conn, ch=ch, user=life.user, **fields)
+    def _channel(self, ev: str, life: _Life, **fields: Any) -> None:
+        conn, ch, peer = ACTOR.get()
+        self._journal.event(
+            ev, vhost=life.vhost, conn=conn, ch=ch, user=life.user, peer=peer, **fields
+        )
 
     # --- topology ---------------------------------------------------------------------------------
 
@@ -202,7 +200,7 @@ class ObjectEvents:
         attrs = {name: _text(value) for name, value in properties.items() if name != WHO}
         self._tell("audit", attrs.pop("vhost", ""), properties, reason=kind, attrs=attrs)
 
-    def _tell(self, ev: str, vhost: str, properties: Properties, **fields: object) -> None:
+    def _tell(self, ev: str, vhost: str, properties: Properties, **fields: Any) -> None:
         conn, ch, _ = ACTOR.get()
         who = properties.get(WHO, "")
         user = "" if who == INTERNAL_USER else who

@@ -220,11 +220,16 @@ OBJECT_KINDS: Final = (
     Kind("cancel", "It is gone.", (*_CHANNEL, "queue", "ctag", "reason")),
     Kind(
         "credit_blocked",
-        "`attrs.who` ran out of credit from `attrs.by`. Both are written as `reader:CONN`, "
-        "`channel:CONN/CH`, `queue:VHOST/NAME` or `store:VHOST`.",
+        "`attrs.who` has been out of credit from `attrs.by` for a while. Both are written as "
+        "`reader:CONN`, `channel:CONN/CH`, `queue:VHOST/NAME` or `store:VHOST`.",
         ("vhost", "attrs"),
     ),
-    Kind("credit_unblocked", "`attrs.who` goes on.", ("vhost", "hold_us", "attrs")),
+    Kind(
+        "credit_unblocked",
+        "`attrs.who` goes on. Also without a credit_blocked: `n` short blocks since the last one, "
+        "`hold_us` together.",
+        ("vhost", "n", "hold_us", "attrs"),
+    ),
     Kind(
         "audit",
         "Something was changed or found: `reason` says what, as RabbitMQ's event exchange names "

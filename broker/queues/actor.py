@@ -413,6 +413,8 @@ class QueueActor:
                     # It may come back.
                     self._is_ruled = True
             cost = share if largest < LARGE else share + (len(run[0].body) >> 14)
+            if self._shows_delivery_count:
+                run = [with_delivery_count(message, 0) for message in run]
             self._send(consumer, list(run), seq_ids, cost, redelivered=False)
             at += share
         return at

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.consumers import Consumer
     from leveret.storage.backing_queue import Prepared
-    from leveret.storage.database import Batch
+    from leveret.storage.commit import Batch
 
 
 class QueuePart:

@@ -274,7 +274,7 @@ async def test_status_of_a_broker(broker: Broker, settings: Settings) -> None:
 async def test_socket_goes_with_the_broker(settings: Settings) -> None:
     async with Broker(settings):
         assert (settings.data / "control.sock").exists()
-    assert names(settings.data) == ["lock", "vhosts"]
+    assert names(settings.data) == ["broker.db", "events", "lock", "vhosts"]
 
 
 async def test_broker_that_writes_nothing_has_no_socket(settings: Settings) -> None:

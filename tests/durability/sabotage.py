@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from leveret.broker.cli.main import main
 from leveret.protocol.message import Message
-from leveret.storage.database import COMMIT_ROWS, Batch
+from leveret.storage.commit import Batch
+from leveret.storage.database import COMMIT_ROWS
 from leveret.storage.queue_index import QueueIndex
 from leveret.storage.unit import Part, Unit
 

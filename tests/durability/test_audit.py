@@ -15,7 +15,9 @@ SOUND = """
 INSERT INTO meta VALUES ('schema_version', 2), ('vhost', x'2f'), ('clean', 1);
 INSERT INTO queue VALUES (3, 'q', 0, x'');
 INSERT INTO body VALUES (7, 1, x'00');
-INSERT INTO message VALUES ((3 << 40) | 5, 1, 256, NULL, x'0000', NULL, x'0000', 7, NULL, 0);
+INSERT INTO message
+    (key, size, flags, expires_at, envelope, extra_keys, header, body_id, body, delivery_count)
+VALUES ((3 << 40) | 5, 1, 256, NULL, x'0000', NULL, x'0000', 7, NULL, 0);
 INSERT INTO counter VALUES (3, 6, 1, 1, -1, 0);
 """
 

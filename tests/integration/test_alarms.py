@@ -352,14 +352,14 @@ async def test_writes_that_fail_stop_confirms_and_publishers(
 ) -> None:
     """And when they work again nothing is missing."""
     fails = threading.Event()
-    commit = database._commit
+    commit = database.commit
 
     def failing(*arguments: Any) -> Any:
         if fails.is_set():
             raise sqlite3.OperationalError("database or disk is full")
         return commit(*arguments)
 
-    monkeypatch.setattr(database, "_commit", failing)
+    monkeypatch.setattr(database, "commit", failing)
     async with await open_client(broker.port) as client:
         await declare(client, "q", durable=True)
         await client.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)

@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.timeout(60)
 
 TTL_MS = 60_000
-DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+DEAD: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 
 class Lives:
@@ -251,19 +251,20 @@ async def test_a_quorum_queue_tells_its_count_after_a_restart(lives: Lives) -> N
         assert message.headers["x-delivery-count"] == 3
 
 
+def _returned(life: Life, name: str) -> int:
+    dead: int = sum(life.count(name, "dead_letter").values())
+    requeued: int = life.count(name, "requeue")
+    return requeued + dead
+
+
 async def _return_one(life: Life, name: str, times: int) -> None:
     queue = await life.channel.get_queue(name)
     for _ in range(times):
         message = await queue.get()
         assert message is not None
-        returned = life.count(name, "requeue") + sum(life.count(name, "dead_letter").values())
+        before = _returned(life, name)
         await message.nack(requeue=True)
-        await wait_until(
-            lambda returned=returned: (
-                life.count(name, "requeue") + sum(life.count(name, "dead_letter").values())
-                > returned
-            )
-        )
+        await wait_until(lambda: _returned(life, name) > before)  # noqa: B023
 
 
 # --- kill -9 -----------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from pamqp import commands
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
 from leveret.broker.server import Broker
-from leveret.protocol.codec import make, method_frame
+from leveret.protocol.codec import Properties, make, method_frame, write_properties
+from leveret.protocol.field_table import Field
 from tests.support.raw_client import RawClient, publish
 from tests.support.waiting import wait_until
 
@@ -171,6 +172,9 @@ async def test_what_is_new_starts_at_nothing(client: RawClient, watched: Watched
         "mailbox": 0,
         **NO_QUEUE_COUNTS,
         "consumer_utilisation": 0.0,
+        "policy": None,
+        "operator_policy": None,
+        "effective_policy_definition": {},
     }
 
 
@@ -380,3 +384,50 @@ async def test_consumer_utilisation(settings: Settings, clock: VirtualClock) -> 
         await deliveries(client, 1)
         clock.advance(60)
         assert utilisation() == pytest.approx(1)
+
+
+async def test_what_became_of_messages_that_were_not_consumed(
+    client: RawClient, watched: Watched
+) -> None:
+    """Too many, too old, turned away, returned, rejected; and how many of those died of what."""
+    await declare(client, "dead")
+    arguments = {
+        "x-max-length": Field("I", 2),
+        "x-dead-letter-exchange": Field("S", ""),
+        "x-dead-letter-routing-key": Field("S", "dead"),
+    }
+    declaration = make(commands.Queue.Declare, queue="q", arguments=arguments)
+    await client.call(CONSUMER, declaration, commands.Queue.DeclareOk)
+    strict = {"x-max-length": Field("I", 1), "x-overflow": Field("S", "reject-publish")}
+    declaration = make(commands.Queue.Declare, queue="strict", arguments=strict)
+    await client.call(CONSUMER, declaration, commands.Queue.DeclareOk)
+
+    await client.send(publish(PUBLISHER, "strict", b"") * 3)
+    await client.send(publish(PUBLISHER, "q", b"") * 3)
+    await wait_until(lambda: watched.queue("dead")["publish"] == 1)
+    await get(client, "q", commands.Basic.GetOk)
+    await get(client, "q", commands.Basic.GetOk)
+    await client.tell(CONSUMER, make(commands.Basic.Reject, delivery_tag=1, requeue=False))
+    await client.tell(CONSUMER, make(commands.Basic.Reject, delivery_tag=2, requeue=True))
+    at_once = write_properties(Properties(expiration="0"))
+    await client.send(publish(PUBLISHER, "dead", b"", header=at_once))
+    await wait_until(lambda: watched.queue("dead")["publish"] == 3)
+    await wait_until(lambda: watched.queue("q")["requeue"] == 1)
+
+    assert watched.queue_counts("q") == {
+        **NO_QUEUE_COUNTS,
+        "publish": 3,
+        "get": 2,
+        "drop": 1,
+        "reject": 1,
+        "requeue": 1,
+        "dead_letter": {"maxlen": 1, "rejected": 1},
+    }
+    await wait_until(lambda: watched.queue("strict")["refuse"] == 2)
+    assert watched.queue_counts("strict") == {**NO_QUEUE_COUNTS, "publish": 1, "refuse": 2}
+    # What stands at the head of this one does not expire.
+    assert watched.queue("dead")["expire"] == 0
+    purge = make(commands.Queue.Purge, queue="dead")
+    await client.call(CONSUMER, purge, commands.Queue.PurgeOk)
+    await client.send(publish(PUBLISHER, "dead", b"", header=at_once))
+    await wait_until(lambda: watched.queue("dead")["expire"] == 1)

@@ -17,7 +17,7 @@ from leveret.storage.backing_queue import (
     Predicate,
     Prepared,
 )
-from leveret.storage.database import Batch
+from leveret.storage.commit import Batch
 from leveret.storage.memory_queue import MemoryQueue
 from leveret.storage.priority_queue import PriorityQueue
 from tests.storage.priority_stage import MAX_PRIORITY, staged

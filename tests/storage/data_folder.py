@@ -16,7 +16,9 @@ INSERT INTO exchange VALUES ('orders', 'fanout', 0, 0, x'00000000');
 INSERT INTO queue VALUES (1, 'jobs', 0, x'00000000'), (2, 'mail', 0, x'00000000');
 INSERT INTO binding VALUES ('orders', 'queue', 'jobs', '', x'00000000');
 INSERT INTO body VALUES (7, 2, zeroblob(5000)), (8, 1, zeroblob(6000));
-INSERT INTO message VALUES
+INSERT INTO message
+    (key, size, flags, expires_at, envelope, extra_keys, header, body_id, body, delivery_count)
+VALUES
     ((1 << 40) | 0, 3, 256, NULL, x'0000', NULL, x'0000', NULL, x'414243', 0),
     ((1 << 40) | 1, 5000, 256, NULL, x'0000', NULL, x'0000', 7, NULL, 0),
     ((1 << 40) | 5, 6000, 256, NULL, x'0000', NULL, x'0000', 8, NULL, 0),

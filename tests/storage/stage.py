@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from leveret.storage import database as database_module
-from leveret.storage.database import Barrier, Database
+from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
+from leveret.storage.operations import Barrier
 from leveret.storage.queue_index import Counters, QueueIndex
 from leveret.storage.variable_queue import VariableQueue
 

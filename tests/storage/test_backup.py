@@ -22,7 +22,8 @@ from leveret.storage import backup as backup_module
 from leveret.storage import database as database_module
 from leveret.storage.backup import BackupError, Progress, back_up, back_up_folder, restore
 from leveret.storage.check import check_folder
-from leveret.storage.database import Database, Statement
+from leveret.storage.database import Database
+from leveret.storage.operations import Statement
 from leveret.storage.vhost_store import StoreSettings, VhostStore, file_stem
 from tests.storage.data_folder import FILE, contents, make_folder
 

@@ -156,7 +156,7 @@ def test_exchanges_that_are_always_there_need_no_row(tmp_path: Path) -> None:
 
 def test_orphans_are_found_on_either_side_of_a_queue(tmp_path: Path) -> None:
     rows = ",".join(
-        f"(({queue} << 40) | 3, 1, 256, NULL, x'0000', NULL, x'0000', NULL, x'00', 0)"
+        f"(({queue} << 40) | 3, 1, 256, NULL, x'0000', NULL, x'0000', NULL, x'00', 0, NULL, NULL)"
         for queue in (0, 4, 5)
     )
     report = check_folder(make_folder(tmp_path, f"INSERT INTO message VALUES {rows}"))

@@ -11,7 +11,8 @@ import pytest
 
 from leveret.storage import database as database_module
 from leveret.storage.damage import READ_TRIES, FileGone, is_lasting
-from leveret.storage.database import Database, Statement
+from leveret.storage.database import Database
+from leveret.storage.operations import Statement
 from tests.support.waiting import wait_until
 
 SCHEMA = "CREATE TABLE t (a INTEGER PRIMARY KEY, b BLOB)"
@@ -166,7 +167,7 @@ async def test_a_damaged_file_is_closed_without_waiting_for_commits(
     def damaged(*arguments: object) -> float:
         raise FileGone("gone")
 
-    monkeypatch.setattr(database_module, "_commit", damaged)
+    monkeypatch.setattr(database_module, "commit", damaged)
     done: list[int] = []
     watched.insert(1, done)
     await wait_until(lambda: watched.damages)

@@ -14,9 +14,12 @@ from typing import Any
 import aiosqlite
 import pytest
 
+from leveret.storage import commit as commit_module
 from leveret.storage import database as module
-from leveret.storage.database import Database, RangeDrop, Statement
+from leveret.storage import operations as operations_module
+from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
+from leveret.storage.operations import RangeDrop, Statement
 from leveret.storage.queue_index import Counters, QueueIndex
 from tests.storage.bench import message
 from tests.storage.stage import SCHEMA, check_counters
@@ -299,7 +302,7 @@ async def test_half_a_commit_is_rolled_back(
     index = index_of(database)
     write(index, 0, 1, 2)
     await database.wait_committed()
-    delete, tries = module._delete, []
+    delete, tries = commit_module.delete_rows, []
 
     def fails_once(*arguments: Any) -> None:
         tries.append(1)
@@ -310,7 +313,7 @@ async def test_half_a_commit_is_rolled_back(
     async def no_sleep(seconds: float) -> None:
         assert await count(database) == 3
 
-    monkeypatch.setattr(module, "_delete", fails_once)
+    monkeypatch.setattr(commit_module, "delete_rows", fails_once)
     database._sleep = no_sleep
     write(index, 3, 4)
     index.remove([(0, 10, 0)])
@@ -387,7 +390,7 @@ async def test_abandoned_work_is_lost(database: Database, gate: Gate, tmp_path: 
 async def test_a_range_is_dropped_in_bounded_steps(
     database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DROP_ROWS", 10)
+    monkeypatch.setattr(operations_module, "DROP_ROWS", 10)
     index, other = index_of(database, 1), index_of(database, 2)
     write(index, *range(35))
     write(other, *range(35))
@@ -414,7 +417,7 @@ async def test_a_range_is_dropped_in_bounded_steps(
 async def test_others_get_their_turn_while_a_range_is_dropped(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DROP_ROWS", 10)
+    monkeypatch.setattr(operations_module, "DROP_ROWS", 10)
     index, other = index_of(database, 1), index_of(database, 2)
     write(index, *range(100))
     await database.wait_committed()
@@ -431,7 +434,7 @@ async def test_others_get_their_turn_while_a_range_is_dropped(
 async def test_a_range_leaves_what_is_to_be_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DROP_ROWS", 3)
+    monkeypatch.setattr(operations_module, "DROP_ROWS", 3)
     index = index_of(database)
     write(index, *range(20))
     await database.wait_committed()
@@ -446,7 +449,7 @@ async def test_a_range_leaves_what_is_to_be_kept(
 async def test_a_step_that_failed_is_taken_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DROP_ROWS", 4)
+    monkeypatch.setattr(operations_module, "DROP_ROWS", 4)
     index = index_of(database)
     write(index, *range(10))
     await database.wait_committed()

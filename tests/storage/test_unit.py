@@ -10,7 +10,8 @@ import pytest
 
 from leveret.storage import database as module
 from leveret.storage.backing_queue import LOADING
-from leveret.storage.database import Batch, Database, Operation
+from leveret.storage.commit import Batch, Operation
+from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
 from leveret.storage.queue_index import Counters, QueueIndex
 from leveret.storage.unit import Unit, commit_in_memory

@@ -356,7 +356,7 @@ def test_a_purge_in_many_steps_leaves_no_ghosts(
     show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions are read again only when the range that was purged is really gone."""
-    monkeypatch.setattr("leveret.storage.database.DROP_ROWS", 2)
+    monkeypatch.setattr("leveret.storage.operations.DROP_ROWS", 2)
     show.publish(1, 30)
     [entry] = _list(show.stage.call(lambda: show.queue.fetch(1, ack_required=True)))
     show.stage.call(lambda: show.queue.set_lazy(is_lazy=True))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from leveret.storage import database as module
-from leveret.storage.database import Batch
+from leveret.storage.commit import Batch
 
 
 class Gate:
@@ -20,7 +20,7 @@ class Gate:
         self.failures: list[Exception] = []
         self._open = threading.Event()
         self._open.set()
-        self._commit = module._commit
+        self._commit = module.commit
 
     def shut(self) -> None:
         self._open.clear()
@@ -40,7 +40,7 @@ class Gate:
 def commit_gate() -> Iterator[Gate]:
     """For all databases of this process; open at first, and in the end."""
     gate = Gate()
-    with mock.patch.object(module, "_commit", gate.commit):
+    with mock.patch.object(module, "commit", gate.commit):
         try:
             yield gate
         finally:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from leveret.storage import database as module
-from leveret.storage.database import Batch
+from leveret.storage.commit import Batch
 
 DEADLINE_S = 20.0
 
@@ -20,7 +20,7 @@ class SlowWriter:
     def __init__(self) -> None:
         self._is_held = False
         self._permits = threading.Semaphore(0)
-        self._commit = module._commit
+        self._commit = module.commit
 
     def commit(self, connection: sqlite3.Connection, batch: Batch) -> float:
         if self._is_held:
@@ -42,7 +42,7 @@ class SlowWriter:
 def slow_writer() -> Iterator[SlowWriter]:
     """For all databases of this process; not held at first, nor in the end."""
     writer = SlowWriter()
-    with mock.patch.object(module, "_commit", writer.commit):
+    with mock.patch.object(module, "commit", writer.commit):
         try:
             yield writer
         finally:

@@ -12,7 +12,7 @@ from leveret.broker.queues.record import Queue
 from leveret.broker.resource import Resource
 from leveret.protocol.codec import make
 from leveret.protocol.twin import Message
-from leveret.storage.database import Batch
+from leveret.storage.commit import Batch
 from tests.broker.channel.bench import ChannelBench, taken
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     import pytest
@@ -29,6 +32,16 @@ class Disk:
 
     def release(self) -> None:
         self._is_free.set()
+
+    async def wait_refused(self, cause: Callable[[], object]) -> None:
+        """Return once what ``cause`` makes the log try has been refused, at once or later."""
+        before = self.refused
+
+        def was_refused() -> bool:
+            cause()
+            return self.refused > before
+
+        await wait_until(was_refused)
 
     def _write(self, descriptor: int, data: memoryview, offset: int) -> int:
         assert self._is_free.wait(DEADLINE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ async def test_nothing_is_written_before_the_flush(
     journal: Journal, clock: VirtualClock, folder: Path
 ) -> None:
     journal.event("cancel", queue="a")
-    assert not folder.exists()
+    assert hidden(folder) == []
     clock.advance(FLUSH_S)
     await wait_until(lambda: hidden(folder) and read(hidden(folder)[0]).count(b"\n") == 2)
 
@@ -171,9 +172,7 @@ async def test_a_full_disk_is_tried_again_and_loses_nothing(
     await wait_until(lambda: journal.statistics()["trouble"])
     write_lines(journal, 2000)
     for _ in range(3):
-        refused = disk.refused
-        clock.advance(RETRY_S)
-        await wait_until(lambda before=refused: disk.refused > before)
+        await disk.wait_refused(lambda: clock.advance(RETRY_S))
     disk.is_full = False
 
     def is_well() -> bool:
@@ -201,6 +200,10 @@ async def test_a_stop_on_a_full_disk_ends(
     assert "last lines are lost" in caplog.text
 
 
+def has_sealed(journal: Journal, count: int) -> bool:
+    return journal.statistics()["segments"] == count
+
+
 async def test_retention_counts_from_the_brokers_clock(
     settings: Settings, clock: VirtualClock, folder: Path
 ) -> None:
@@ -210,7 +213,7 @@ async def test_retention_counts_from_the_brokers_clock(
         journal.event("cancel", queue=str(number))
         clock.advance(FLUSH_S)
         clock.advance(SEGMENT_S)
-        await wait_until(lambda done=number: journal.statistics()["segments"] == done + 1)
+        await wait_until(partial(has_sealed, journal, number + 1))
     assert [event.queue for event in read_events(folder)] == ["2", "3"]
     await journal.stop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,21 +10,24 @@ import aio_pika
 import aiormq.exceptions
 import pytest
 from aio_pika import ExchangeType
+from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
 from pamqp import commands
+from pamqp.common import FieldTable
 
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
 from leveret.broker.event_log.schema import OBJECT_KINDS, Event
 from leveret.broker.memory_monitor import Probes
-from leveret.broker.policies.policy import Policy
 from leveret.broker.server import Broker
 from leveret.protocol.codec import make
 from tests.broker.event_log.reading import assert_no_gaps, of_kind, only, read_events
 from tests.support.flood import Flood
 from tests.support.held_queues import HeldQueues, readers
-from tests.support.raw_client import RawClient, publish
+from tests.support.raw_client import PERSISTENT, RawClient, publish
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(40)
 
 LIMIT = 100_000_000
 
@@ -49,6 +52,17 @@ async def broker(settings: Settings) -> AsyncIterator[Broker]:
     await running.stop()
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldQueues]:
+    held = HeldQueues(monkeypatch)
+    yield held
+    held.release()
+
+
+async def ignore(message: AbstractIncomingMessage) -> None:
+    """What consumers here do with what they are given."""
+
+
 def end(broker_folder: Path) -> list[Event]:
     events = read_events(broker_folder)
     assert_no_gaps(events)
@@ -57,7 +71,7 @@ def end(broker_folder: Path) -> list[Event]:
 
 
 async def test_connections_and_channels(broker: Broker, folder: Path) -> None:
-    properties = {"connection_name": "billing"}
+    properties: FieldTable = {"connection_name": "billing"}
     url = broker.url
     async with await aio_pika.connect(url, client_properties=properties) as connection:
         async with connection.channel():
@@ -132,7 +146,7 @@ async def test_topology_and_consumers(broker: Broker, folder: Path) -> None:
         await channel.declare_queue("q", durable=True, arguments={"x-max-length": 10})
         await queue.bind(exchange, "a.*")
         await inner.bind(exchange, "#")
-        tag = await queue.consume(lambda message: None, no_ack=True)
+        tag = await queue.consume(ignore, no_ack=True)
         await queue.cancel(tag)
         await queue.unbind(exchange, "a.*")
         await queue.delete()
@@ -168,10 +182,10 @@ async def test_why_queues_and_consumers_went(broker: Broker, folder: Path) -> No
         channel, other = await connection.channel(), await connection.channel()
         await channel.declare_queue("mine", exclusive=True)
         temporary = await channel.declare_queue("temporary", auto_delete=True)
-        await temporary.consume(lambda message: None, consumer_tag="t")
+        await temporary.consume(ignore, consumer_tag="t")
         doomed = await channel.declare_queue("doomed")
-        await doomed.consume(lambda message: None, consumer_tag="d")
-        await (await other.get_queue("doomed")).delete()
+        await doomed.consume(ignore, consumer_tag="d")
+        await (await other.get_queue("doomed")).delete(if_unused=False)
     await broker.stop()
     events = end(folder)
     assert {event.queue: event.reason for event in of_kind(events, "queue_delete")} == {
@@ -217,7 +231,7 @@ async def test_alarms_block_and_unblock(
     await broker.start()
     client = await RawClient.open(broker.port)
     broker.alarms.set("the test says so", "memory")
-    await client.send(publish(1, "", "nowhere", b""))
+    await client.send(publish(1, "nowhere", b""))
     await wait_until(lambda: readers(broker)[0]._is_blocked)
     clock.advance(3)
     broker.alarms.clear("the test says so")
@@ -238,64 +252,82 @@ async def test_alarms_block_and_unblock(
     ]
 
 
+async def declare_slow_queue(client: RawClient) -> None:
+    declaration = make(commands.Queue.Declare, queue="slow", arguments={})
+    await client.call(1, declaration, commands.Queue.DeclareOk)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "connection ends"])
 async def test_who_throttled_whom(
-    broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch
+    held: HeldQueues, settings: Settings, clock: VirtualClock, folder: Path, *, ends: bool
 ) -> None:
-    held = HeldQueues(monkeypatch)
+    broker = Broker(settings, clock)
+    await broker.start()
     async with await RawClient.open(broker.port) as client:
-        declaration = make(commands.Queue.Declare, queue="slow", arguments={})
-        await client.call(1, declaration, commands.Queue.DeclareOk)
+        await declare_slow_queue(client)
         held.hold(broker, "slow")
-        flood = Flood(client, "slow", 100)
-        await flood.until_full()
+        await Flood(client, "slow", size=100).until_blocked()
         reader = readers(broker)[0]
         await wait_until(lambda: reader._flow.is_blocked)
+        clock.advance(5)
+        if ends:
+            client.reset()
+            clock.advance(3)
         held.release()
         await wait_until(lambda: not reader._flow.is_blocked)
-    await broker.stop()
+        await broker.stop()
     events = end(folder)
-    blocks = {(event.attrs["who"], event.attrs["by"]) for event in of_kind(events, "credit_blocked")}
-    assert blocks == {("reader:1", "channel:1/1"), ("channel:1/1", "queue://slow")}
-    # Every block ends, at the latest with whoever was blocked.
-    assert_alternate(events)
-    assert {event.vhost for event in of_kind(events, "credit_unblocked")} == {"/"}
+    chain = [("channel:1/1", "queue://slow"), ("reader:1", "channel:1/1")]
+    blocked = of_kind(events, "credit_blocked")
+    assert sorted((event.attrs["who"], event.attrs["by"]) for event in blocked) == chain
+    assert {event.vhost for event in blocked} == {"/"}
+    # Each goes on, at the latest when its connection ends.
+    for event in blocked:
+        ended = next(
+            later
+            for later in of_kind(events, "credit_unblocked")
+            if later.attrs == event.attrs and later.seq > event.seq
+        )
+        assert ended.hold_us is not None
+        assert ended.hold_us >= 5_000_000
+        assert ended.hold_us >= ended.ts - event.ts
+        assert ended.n == 1
 
 
-def assert_alternate(events: list[Event]) -> None:
-    since: dict[tuple[str, str], int] = {}
-    for event in events:
-        pair = event.attrs.get("who", ""), event.attrs.get("by", "")
-        if event.ev == "credit_blocked":
-            assert pair not in since
-            since[pair] = event.ts
-        elif event.ev == "credit_unblocked":
-            assert event.hold_us == event.ts - since.pop(pair)
-    assert since == {}
-
-
-async def test_a_connection_that_ends_without_credit_waits_no_more(
-    broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_short_blocks_are_told_together(
+    broker: Broker, folder: Path, settings: Settings
 ) -> None:
-    held = HeldQueues(monkeypatch)
     async with await RawClient.open(broker.port) as client:
-        declaration = make(commands.Queue.Declare, queue="slow", arguments={})
-        await client.call(1, declaration, commands.Queue.DeclareOk)
-        held.hold(broker, "slow")
-        flood = Flood(client, "slow", 100)
-        await flood.until_full()
-        await wait_until(lambda: readers(broker)[0]._flow.is_blocked)
-        client.reset()
-    held.release()
+        await declare_slow_queue(client)
+        for _ in range(200):
+            await client.send(publish(1, "slow", b"") * 500)
+        declaration = make(commands.Queue.Declare, queue="slow", passive=True, arguments={})
+        ok = await client.call(1, declaration, commands.Queue.DeclareOk)
+        assert ok.message_count == 100_000
     await broker.stop()
-    events = end(folder)
-    assert of_kind(events, "credit_blocked")
-    assert_alternate(events)
+    told = of_kind(end(folder), "credit_unblocked")
+    # Each time means 400 messages at most; it is told a few times a second.
+    assert sum(event.n for event in told if event.attrs["who"] == "reader:1") > 100
+    assert len(told) < 100
+
+
+async def test_a_queue_waits_for_its_store(settings: Settings, folder: Path) -> None:
+    async with Broker(replace(settings, store_credit=100)) as broker:
+        async with await RawClient.open(broker.port) as client:
+            declaration = make(commands.Queue.Declare, queue="q", durable=True, arguments={})
+            await client.call(1, declaration, commands.Queue.DeclareOk)
+            for _ in range(20):
+                await client.send(publish(1, "q", b"", header=PERSISTENT) * 100)
+            await client.call(1, declaration, commands.Queue.DeclareOk)
+            await client.say_goodbye()
+    told = of_kind(end(folder), "credit_unblocked")
+    assert {"who": "queue://q", "by": "store:/"} in [event.attrs for event in told]
 
 
 async def test_administration_is_audited(broker: Broker, folder: Path) -> None:
     await broker.users.add("ann", "secret-word", ["monitoring"])
     await broker.add_vhost("shop")
-    await broker.policies.set(Policy.of("shop", "cap", "^q", {"max-length": 5}))
+    await broker.policies.set("shop", "cap", "^q", {"max-length": 5})
     await broker.delete_vhost("shop")
     await broker.users.delete("ann")
     await broker.stop()

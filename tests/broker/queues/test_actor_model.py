@@ -29,7 +29,7 @@ from leveret.broker.clock import VirtualClock
 from leveret.broker.flow import Bump
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor import LARGE, QueueActor
-from leveret.storage.database import Batch, Operation
+from leveret.storage.commit import Batch, Operation
 from leveret.storage.memory_queue import MemoryQueue
 from leveret.storage.unit import Unit
 from tests.broker.queues.bench import SETTINGS, Port, Scheduled, make_queue, message

@@ -114,6 +114,10 @@ class Reference:
         self.keep(now_ms)
         return True
 
+    @property
+    def is_limited(self) -> bool:
+        return self.rules.max_length is not None or self.rules.max_bytes is not None
+
     def is_over(self, length: int, size: int) -> bool:
         rules = self.rules
         return (rules.max_length is not None and length > rules.max_length) or (
@@ -219,8 +223,9 @@ class QueueRules(RuleBasedStateMachine):
             )
             if self.model.publish(slot, self.now_ms()):
                 taken.append(number)
-        # Of a run the highest priorities go, not of each message: with bytes that is not the same.
-        is_apart = rules.has_priorities and rules.max_bytes is not None
+        # Where a run is too much as a whole, what goes may be something else than message by
+        # message: priorities with bytes, or what has expired behind the head.
+        is_apart = rules.overflow == "drop-head" and self.model.is_limited
         confirmed: list[int] = []
         for first, run in enumerate([[each] for each in messages] if is_apart else [messages]):
             confirmed += [first + number for number in outcome(self.house.publish("q", run))[0]]

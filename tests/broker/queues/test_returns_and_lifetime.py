@@ -11,6 +11,7 @@ from leveret.broker.clock import VirtualClock
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.record import Queue
 from leveret.protocol.codec import pick_headers
+from leveret.protocol.field_table import Field
 from tests.broker.queues.bench import Port
 from tests.broker.queues.town import Town, consume, deaths, delivered, letter
 
@@ -108,6 +109,18 @@ async def test_deliveries_of_a_quorum_queue_say_how_often_they_came_back(
         queue.mailbox.put_urgent(c.Requeue(port.mailbox, [answer.seq_id or 0]))
         await town.rest()
     assert counts == [("l", 0), ("l", 1), ("l", 2)]
+
+
+async def test_a_quorum_queue_says_so_to_a_consumer_that_was_waiting(
+    town: Town, port: Port
+) -> None:
+    queue = town.add("q", queue_type="quorum")
+    consume(queue, port)
+    await town.rest()
+    await town.publish("q", letter(b"a"), letter(b"b", headers={"x": Field("I", 1)}))
+    headers = [pick_headers(message.header) for message, _ in delivered(port)]
+    count = {"x-delivery-count": Field("l", 0)}
+    assert headers == [count, {"x": Field("I", 1), **count}]
 
 
 async def test_a_limit_that_comes_by_policy_counts_from_then_on(town: Town, port: Port) -> None:

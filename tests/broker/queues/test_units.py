@@ -9,7 +9,7 @@ import pytest
 
 from leveret.broker.clock import VirtualClock
 from leveret.broker.queues import commands as c
-from leveret.storage.database import Batch, Operation
+from leveret.storage.commit import Batch, Operation
 from leveret.storage.unit import Unit, commit_in_memory
 from tests.broker.queues.bench import ActorBench, Port, bodies, make_queue, message
 

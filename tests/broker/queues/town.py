@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import repeat
+from typing import cast
 
 from leveret.broker.clock import VirtualClock
 from leveret.broker.event_log.messages import MessageLog
@@ -24,11 +26,11 @@ from leveret.broker.registry import Registries
 from leveret.broker.resource import Resource
 from leveret.broker.vhost import Vhost
 from leveret.protocol.codec import Properties, pick_headers, write_properties
-from leveret.protocol.field_table import Table
+from leveret.protocol.field_table import Field, Table
 from leveret.protocol.hot import scan_properties
 from leveret.protocol.twin import Message
 from leveret.storage.backing_queue import BackingQueue
-from leveret.storage.database import Batch, Operation
+from leveret.storage.commit import Batch, Operation
 from leveret.storage.memory_queue import MemoryQueue
 from leveret.storage.priority_queue import PriorityQueue
 from leveret.storage.unit import Unit, commit_in_memory
@@ -66,8 +68,16 @@ def deaths(message: Message) -> list[tuple[str, str, int]]:
     found = (pick_headers(message.header) or {}).get("x-death")
     if found is None:
         return []
-    tables = [entry.value for entry in found.value]
-    return [(each["queue"].value, each["reason"].value, each["count"].value) for each in tables]
+    entries = cast("list[Field]", found.value)
+    tables = [cast(Table, entry.value) for entry in entries]
+    return [
+        (
+            cast(str, each["queue"].value),
+            cast(str, each["reason"].value),
+            cast(int, each["count"].value),
+        )
+        for each in tables
+    ]
 
 
 class Town:
@@ -142,7 +152,7 @@ class Town:
         actor = QueueActor(
             queue,
             make_backing or (lambda wake: self._backing(queue.effective, wake)),
-            lambda gone: self.topology.remove_queue(gone.name.name),
+            self._on_deleted,
             self.clock,
             SETTINGS,
             (),
@@ -150,6 +160,9 @@ class Town:
         )
         self.actors[name] = actor
         self._tasks[name] = asyncio.create_task(actor.run(), name=name)
+
+    def _on_deleted(self, queue: Queue) -> None:
+        self.topology.remove_queue(queue.name.name)
 
     def _backing(self, options: QueueOptions, wake: Callable[[], None]) -> BackingQueue:
         def make(priority: int) -> BackingQueue:
@@ -255,5 +268,5 @@ def delivered(port: Port) -> list[tuple[Message, int | None]]:
         pair
         for item in port.take()
         if isinstance(item, c.Deliver)
-        for pair in zip(item.messages, item.seq_ids or [None] * len(item.messages), strict=True)
+        for pair in zip(item.messages, item.seq_ids or repeat(None), strict=False)
     ]
