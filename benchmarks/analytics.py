@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from leveret.spark_jobs.generator import Plan, generate
 from leveret.spark_jobs.ingest import forget, ingest
@@ -107,13 +107,18 @@ def measure(spark: SparkSession, folder: Path, events: int, *, everything: bool)
     rows = [("take in", meter.run(take_in), meter.run(compact))]
     from_lake = read_events(spark, lake, Selection())
     from_lines = spark.read.schema(EVENT).json(f"{log}/events/*").fillna(0, ["delivery_count"])
-    joined = end_to_end(lifecycle(from_lake), WHOLE)
-    for name, frame, sql in (
-        ("waits, Parquet", waits(from_lake, WHOLE), WAITS.format(source=parquet)),
-        ("waits, JSON lines", waits(from_lines, WHOLE), WAITS.format(source=lines)),
-        ("publish to ack", joined, JOIN.format(source=parquet)),
-    ):
-        spark_figures = meter.run(frame.collect)
+    # Made anew for each run: Spark would use the last one's shuffled rows again.
+    questions: tuple[tuple[str, Callable[[], DataFrame], str], ...] = (
+        ("waits, Parquet", lambda: waits(from_lake, WHOLE), WAITS.format(source=parquet)),
+        ("waits, JSON lines", lambda: waits(from_lines, WHOLE), WAITS.format(source=lines)),
+        (
+            "publish to ack",
+            lambda: end_to_end(lifecycle(from_lake), WHOLE),
+            JOIN.format(source=parquet),
+        ),
+    )
+    for name, build, sql in questions:
+        spark_figures = meter.run(partial(_collect, build))
         rows.append((name, spark_figures, meter.run(partial(ask, sql))))
     print(f"{events:,} events; CPU s (clock s)")
     for name, (cpu, clock), (duck_cpu, duck_clock) in rows:
@@ -124,6 +129,10 @@ def measure(spark: SparkSession, folder: Path, events: int, *, everything: bool)
         )
     if everything:
         every_job(spark, meter, Inputs(from_lake, read_quarantine(spark, lake)), events)
+
+
+def _collect(build: Callable[[], DataFrame]) -> object:
+    return build().collect()
 
 
 def every_job(spark: SparkSession, meter: Meter, inputs: Inputs, events: int) -> None:

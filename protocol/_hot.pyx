@@ -8,16 +8,27 @@ can be in no cycle, and there are many of them.
 """
 
 cimport cython
+from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_SIZE
+from cpython.ref cimport Py_DECREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
+
+import array
 
 from leveret.protocol import field_table as _field_table
 from leveret.protocol import framing as _framing
 from leveret.protocol import message as _message
 from leveret.protocol.framing import bad_frame_end, body_limit, frame_too_large, unknown_frame
+
+cdef extern from "Python.h":
+    # By pointers, as a result that is cut to size must be.
+    PyObject *PyBytes_FromStringAndSize_new "PyBytes_FromStringAndSize"(
+        const char *text, Py_ssize_t size
+    ) except NULL
+    int _PyBytes_Resize(PyObject **text, Py_ssize_t size) except -1
 
 cdef enum:
     METHOD = 1
@@ -394,30 +405,40 @@ def encode_acks(int channel, list tags not None, bint multiple):
 cdef enum:
     ID_BITS = 11
     COLUMNS_MAX = 8
+    DEAD_RUNS = 32
+    # With the sign.
     DIGITS_MAX = 20
+
+cdef array.array _NUMBERS = array.array("q")
+cdef bytes _PAIRS = b"".join([b"%02d" % pair for pair in range(100)])
+cdef const char *_pairs = PyBytes_AS_STRING(_PAIRS)
+
+
+cdef inline array.array _numbers(Py_ssize_t count):
+    return array.clone(_NUMBERS, count, False)
 
 
 cdef inline unsigned char *_write_number(unsigned char *at, long long value) noexcept nogil:
     cdef unsigned char digits[DIGITS_MAX]
-    cdef int count = 0
+    cdef int first = DIGITS_MAX
     cdef unsigned long long rest
+    cdef unsigned int pair
     if value < 0:
         at[0] = 45
         at += 1
         rest = <unsigned long long>(-(value + 1)) + 1
     else:
         rest = <unsigned long long>value
-    while True:
-        digits[count] = 48 + rest % 10
-        rest //= 10
-        count += 1
-        if rest == 0:
-            break
-    while count:
-        count -= 1
-        at[0] = digits[count]
-        at += 1
-    return at
+    while rest >= 10:
+        pair = <unsigned int>(rest % 100)
+        rest //= 100
+        first -= 2
+        memcpy(digits + first, _pairs + 2 * pair, 2)
+    if rest or first == DIGITS_MAX:
+        first -= 1
+        digits[first] = <unsigned char>(48 + rest)
+    memcpy(at, digits + first, DIGITS_MAX - first)
+    return at + DIGITS_MAX - first
 
 
 def fill_lines(pieces not None, columns not None, Py_ssize_t count):
@@ -425,13 +446,15 @@ def fill_lines(pieces not None, columns not None, Py_ssize_t count):
     cdef const unsigned char *texts[COLUMNS_MAX + 1]
     cdef Py_ssize_t lengths[COLUMNS_MAX + 1]
     cdef long long firsts[COLUMNS_MAX]
-    cdef bint is_list[COLUMNS_MAX]
-    cdef list numbers = list(columns)
+    cdef const long long *numbers[COLUMNS_MAX]
     cdef unsigned char *at
     cdef unsigned char *start
-    cdef bytes result
+    cdef PyObject *result
     cdef bytes piece
+    cdef array.array given
+    # They keep what is pointed at.
     cdef list kept = list(pieces)
+    cdef list kept_columns = list(columns)
     if width > COLUMNS_MAX or len(kept) != width + 1:
         raise ValueError("too many columns, or not one piece more")
     if count <= 0:
@@ -442,56 +465,220 @@ def fill_lines(pieces not None, columns not None, Py_ssize_t count):
         lengths[i] = PyBytes_GET_SIZE(piece)
         size += lengths[i]
     for i in range(width):
-        item = numbers[i]
-        is_list[i] = isinstance(item, list)
-        if not is_list[i]:
+        item = kept_columns[i]
+        numbers[i] = NULL
+        firsts[i] = 0
+        if isinstance(item, array.array):
+            given = item
+            if given.ob_descr.typecode != c"q":
+                raise ValueError("a column is an array of 'q'")
+            if len(given) < count:
+                raise ValueError("a column is too short")
+            numbers[i] = given.data.as_longlongs
+        else:
             firsts[i] = item
-        elif len(item) < count:
-            raise ValueError("a column is too short")
     size = count * (size + DIGITS_MAX * width)
-    result = PyBytes_FromStringAndSize(NULL, size)
-    start = at = <unsigned char *>PyBytes_AS_STRING(result)
+    result = PyBytes_FromStringAndSize_new(NULL, size)
+    start = at = <unsigned char *>PyBytes_AS_STRING(<object>result)
     for i in range(count):
         for column in range(width):
             memcpy(at, texts[column], lengths[column])
             at += lengths[column]
-            if is_list[column]:
-                at = _write_number(at, (<list>numbers[column])[i])
+            if numbers[column] != NULL:
+                at = _write_number(at, numbers[column][i])
             else:
                 at = _write_number(at, firsts[column] + i)
         memcpy(at, texts[width], lengths[width])
         at += lengths[width]
-    return result[: at - start]
+    # In place: numbers are mostly shorter than they may be.
+    _PyBytes_Resize(&result, at - start)
+    lines = <bytes>result
+    Py_DECREF(lines)
+    return lines
 
 
 def stamp(messages not None, long long first_id):
     cdef Message message
+    cdef array.array sizes = _numbers(len(messages))
+    cdef Py_ssize_t at = 0, count = len(sizes)
     for message in messages:
-        message.log_id = first_id
-        first_id += 1
+        if at == count:
+            break
+        message.log_id = first_id + at
+        sizes.data.as_longlongs[at] = PyBytes_GET_SIZE(message.body)
+        at += 1
+    return sizes
 
 
 def logged(messages not None, long long now_us):
     cdef Message message
-    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t at = 0, found = 0, count = len(messages)
     cdef long long age
-    cdef list places = None
-    cdef list ids
-    cdef list sizes
-    cdef list ages
+    cdef array.array places = None, ids = None, sizes = None, ages = None
     for message in messages:
-        if message.log_id:
+        if message.log_id and found < count:
             if places is None:
-                places, ids, sizes, ages = [], [], [], []
-            places.append(at)
-            ids.append(message.log_id)
-            sizes.append(PyBytes_GET_SIZE(message.body))
+                places = _numbers(count)
+                ids = _numbers(count)
+                sizes = _numbers(count)
+                ages = _numbers(count)
+            places.data.as_longlongs[found] = at
+            ids.data.as_longlongs[found] = message.log_id
+            sizes.data.as_longlongs[found] = PyBytes_GET_SIZE(message.body)
             age = now_us - (message.stamp_us if message.stamp_us else message.log_id >> ID_BITS)
-            ages.append(age if age > 0 else 0)
+            ages.data.as_longlongs[found] = age if age > 0 else 0
+            found += 1
         at += 1
     if places is None:
         return None
+    if found < count:
+        for given in (places, ids, sizes, ages):
+            array.resize(given, found)
     return places, ids, sizes, ages
+
+
+@cython.final
+cdef class _Run:
+    cdef unsigned long long first
+    cdef unsigned long long last
+    # None: consecutive.
+    cdef array.array tags
+    cdef array.array ids
+    cdef Py_ssize_t left
+    cdef long long since_us
+    cdef object source
+
+
+@cython.final
+cdef class Held:
+    """See lines.py."""
+
+    cdef list _runs
+    cdef Py_ssize_t _dead
+    cdef Py_ssize_t _count
+
+    def __init__(self):
+        self._runs = []
+        self._dead = 0
+        self._count = 0
+
+    def __len__(self):
+        return self._count
+
+    def add(self, tags, array.array ids not None, long long since_us, source):
+        cdef _Run run = _Run.__new__(_Run)
+        cdef Py_ssize_t count = len(ids)
+        if isinstance(tags, array.array):
+            run.tags = tags
+            if len(run.tags) != count:
+                raise ValueError("as many tags as messages")
+            run.first = run.tags.data.as_longlongs[0]
+            run.last = run.tags.data.as_longlongs[count - 1]
+        else:
+            run.first = tags
+            run.last = run.first + count - 1
+        run.ids = ids
+        run.left = count
+        run.since_us = since_us
+        run.source = source
+        self._runs.append(run)
+        self._count += count
+
+    def settle(self, tags not None, long long now_us):
+        cdef list found = []
+        cdef list runs = self._runs
+        cdef _Run run = None
+        cdef object source = None
+        cdef array.array its_tags = None, ids = None, holds = None
+        cdef unsigned long long tag
+        cdef Py_ssize_t at, written = 0, left = len(tags)
+        cdef long long hold
+        for tag in tags:
+            left -= 1
+            if run is None or not run.first <= tag <= run.last:
+                run = self._run_of(tag)
+                if run is None:
+                    if not self._count:
+                        break
+                    continue
+            at = _place(run, tag)
+            if at < 0 or run.ids.data.as_longlongs[at] == 0:
+                continue
+            if its_tags is None or source is not run.source:
+                if its_tags is not None:
+                    _cut_to(its_tags, ids, holds, written)
+                source = run.source
+                its_tags = _numbers(left + 1)
+                ids = _numbers(left + 1)
+                holds = _numbers(left + 1)
+                written = 0
+                found.append((source, its_tags, ids, holds))
+            its_tags.data.as_longlongs[written] = tag
+            ids.data.as_longlongs[written] = run.ids.data.as_longlongs[at]
+            hold = now_us - run.since_us
+            holds.data.as_longlongs[written] = hold if hold > 0 else 0
+            written += 1
+            run.ids.data.as_longlongs[at] = 0
+            run.left -= 1
+            self._count -= 1
+            if run.left == 0:
+                self._dead += 1
+        if its_tags is not None:
+            _cut_to(its_tags, ids, holds, written)
+        if self._dead and (
+            self._count == 0 or self._dead > DEAD_RUNS + PyList_GET_SIZE(self._runs) // 2
+        ):
+            self._runs = [each for each in self._runs if (<_Run>each).left]
+            self._dead = 0
+        return found
+
+    def settle_all(self, long long now_us):
+        cdef _Run run
+        cdef list tags = []
+        for run in self._runs:
+            tags.extend(range(run.first, run.last + 1) if run.tags is None else run.tags)
+        return self.settle(tags, now_us)
+
+    cdef _Run _run_of(self, unsigned long long tag):
+        cdef Py_ssize_t low = 0, high = PyList_GET_SIZE(self._runs), middle
+        cdef _Run run
+        while low < high:
+            middle = (low + high) // 2
+            run = <_Run>self._runs[middle]
+            if run.last < tag:
+                low = middle + 1
+            else:
+                high = middle
+        if low == PyList_GET_SIZE(self._runs):
+            return None
+        run = <_Run>self._runs[low]
+        return run if run.first <= tag else None
+
+
+cdef Py_ssize_t _place(_Run run, unsigned long long tag):
+    """Of a tag between the first and the last of the run; -1 if it is not among them."""
+    cdef Py_ssize_t low = 0, high, middle
+    cdef unsigned long long there
+    if run.tags is None:
+        return <Py_ssize_t>(tag - run.first)
+    high = len(run.tags) - 1
+    while low < high:
+        middle = (low + high) // 2
+        there = run.tags.data.as_longlongs[middle]
+        if there < tag:
+            low = middle + 1
+        else:
+            high = middle
+    there = run.tags.data.as_longlongs[low]
+    return low if there == tag else -1
+
+
+cdef int _cut_to(array.array tags, array.array ids, array.array holds, Py_ssize_t count) except -1:
+    if count < len(tags):
+        array.resize(tags, count)
+        array.resize(ids, count)
+        array.resize(holds, count)
+    return 0
 
 
 # --- within ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "COMPILED",
     "AckRun",
+    "Held",
     "Item",
     "Message",
     "PublishRun",
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     # The twins are alike, and mypy cannot look into the compiled one.
     from leveret.protocol.hot import cut, encode_acks, encode_deliveries
     from leveret.protocol.items import AckRun, PublishRun, RawFrame
-    from leveret.protocol.lines import fill_lines, logged, stamp
+    from leveret.protocol.lines import Held, fill_lines, logged, stamp
     from leveret.protocol.message import Message
 
     COMPILED: bool
@@ -40,6 +41,7 @@ else:
             raise ImportError("the pure codec was asked for")
         from leveret.protocol._hot import (
             AckRun,
+            Held,
             Message,
             PublishRun,
             RawFrame,
@@ -55,7 +57,7 @@ else:
     except ImportError:
         from leveret.protocol.hot import cut, encode_acks, encode_deliveries
         from leveret.protocol.items import AckRun, PublishRun, RawFrame
-        from leveret.protocol.lines import fill_lines, logged, stamp
+        from leveret.protocol.lines import Held, fill_lines, logged, stamp
         from leveret.protocol.message import Message
 
         COMPILED = False

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from leveret.spark_jobs import table
 from leveret.spark_jobs.alert_rules import Alert
+from leveret.spark_jobs.table import for_people, write_table
 from leveret.spark_jobs.tail_windows import Reading
 
 _COLUMNS: Final = (
@@ -89,7 +89,7 @@ class Screen:
             )
             for reading, alarm in zip(readings, alarms, strict=True)
         ]
-        table.write_table(_COLUMNS, rows[: self._limit], text, limit=self._limit)
+        write_table(_COLUMNS, rows[: self._limit], text, limit=self._limit)
         if len(rows) > self._limit:
             print(f"  … and {len(rows) - self._limit} more queues", file=text)
         if late:
@@ -108,16 +108,16 @@ class Screen:
 
 
 def _line(reading: Reading) -> str:
-    parts = [f"{_time(reading.window)} {reading.vhost} {reading.queue or reading.exchange}:"]
-    if reading.queue:
-        parts.append(f"in {reading.came_per_s:.4g}/s, out {reading.went_per_s:.4g}/s")
-        if reading.wait_p99_ms is not None:
-            parts.append(f", p99 wait {reading.wait_p99_ms:.4g} ms")
-        if reading.depth is not None:
-            parts.append(f", depth {reading.depth} ({reading.slope:+.4g}/s)")
-    else:
-        parts.append(f"{reading.unroutable_per_minute:.4g} unroutable a minute")
-    return parts[0] + " " + "".join(parts[1:])
+    head = f"{_time(reading.window)} {reading.vhost} {reading.queue or reading.exchange}:"
+    if not reading.queue:
+        return f"{head} {for_people(reading.unroutable_per_minute)} unroutable a minute"
+    text = f"{head} in {for_people(reading.came_per_s)}/s, out {for_people(reading.went_per_s)}/s"
+    if reading.wait_p99_ms is not None:
+        text += f", p99 wait {for_people(reading.wait_p99_ms)} ms"
+    if reading.depth is not None:
+        sign = "+" if reading.slope > 0 else ""
+        text += f", depth {for_people(reading.depth)} ({sign}{for_people(reading.slope)}/s)"
+    return text
 
 
 def _time(ts: int) -> str:

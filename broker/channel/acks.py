@@ -124,13 +124,16 @@ class UnackedLedger:
             self._lowest = min(self._lowest, tag)
         self._entries = dict(sorted(self._entries.items()))
 
+    def has(self, tag: int) -> bool:
+        return tag in self._entries
+
     def has_below(self, tag: int) -> bool:
         return next(iter(self._entries), tag) < tag
 
-    def take_back_below(self, tag: int) -> list[Entry]:
+    def take_back_below(self, tag: int) -> list[tuple[int, Entry]]:
         """They are outstanding no more; that the client settles them later is no error."""
         chosen = list(takewhile(lambda each: each < tag, self._entries))
-        taken = [self._entries.pop(each) for each in chosen]
+        taken = [(each, self._entries.pop(each)) for each in chosen]
         self._taken_back.update(dict.fromkeys(chosen))
         while len(self._taken_back) > TAKEN_BACK_KNOWN:
             oldest = next(iter(self._taken_back))
@@ -199,11 +202,13 @@ class AckMethods:
         finally:
             # What came before an unknown tag counts.
             if channel.log is not None and channel.log.holds_any:
+                if len(settled) < len(tags):
+                    tags = [tag for tag in tags if not self.ledger.has(tag)]
                 self.tell_log(run.method, tags, requeue=requeue)
             self.tell_queues(run.method, settled, requeue=requeue)
 
     def tell_log(self, method: int, tags: list[int], *, requeue: bool) -> None:
-        """Those that are told in the event log; unknown ones do no harm."""
+        """Those that are told in the event log; ones that are not held do no harm."""
         log = self._channel.log
         assert log is not None
         if method == ACK:
@@ -279,7 +284,9 @@ class AckMethods:
                 len(late),
                 timeout_ms,
             )
-            self.tell_queues(NACK, late, requeue=True)
+            if channel.log is not None:
+                channel.log.returned([tag for tag, _ in late], "consumer_timeout")
+            self.tell_queues(NACK, [entry for _, entry in late], requeue=True)
             return
         # No method is to blame.
         channel.current_method = (0, 0)

@@ -329,6 +329,8 @@ class Channel:
         self.flow.peer_down(down.queue)
         if down.crashed:
             self.crashed.add(down.queue)
+        elif self.log is not None:
+            self.log.queue_deleted(down.queue.log_name)
         if self.is_confirming:
             self.confirms.queue_down(down.queue, crashed=down.crashed)
 
@@ -347,8 +349,7 @@ class Channel:
         if self.log is not None:
             for settled, is_refused in ((refused, True), (confirmed, False)):
                 if settled:
-                    count = sum([last - first + 1 for first, last in settled])
-                    self.log.confirm(settled[-1][1], count, is_refused=is_refused)
+                    self.log.confirm(settled, is_refused=is_refused)
         if not confirmed:
             return
         self.counters.confirm += sum([last - first + 1 for first, last in confirmed])

@@ -133,6 +133,15 @@ class Transaction:
         if self.unit is not None:
             self.unit.withdraw()
 
+    def fail(self) -> None:
+        """Nothing of it happened; the channel ends, and what was settled goes back."""
+        log = self._channel.log
+        if log is not None:
+            for publication in self._publications:
+                names = [queue.name.name for queue in publication.queues]
+                log.withdrawn(publication.messages, names)
+        self.forget()
+
     def forget(self) -> None:
         self._publications = []
         self._settlements = []
@@ -178,7 +187,7 @@ class TransactionMethods:
         transaction = self._transaction()
         self._channel.release()
         if not ended.is_committed:
-            transaction.forget()
+            transaction.fail()
             raise precondition_failed("partial tx completion")
         transaction.finish()
         self._channel.send(make(commands.Tx.CommitOk))

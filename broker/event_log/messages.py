@@ -1,35 +1,44 @@
-"""What happens to messages, written into the event log a run at a time.
+"""What channels do to messages, written into the event log a run at a time.
 
-Upstream: channels (``ChannelLog``: publish, confirm, return, deliver, get, ack, nack, reject,
-requeue) and queue actors (``QueueLog``: expire, drop, dead_letter, purge, paging). Downstream:
-``journal.py``.
+Upstream: channels (``ChannelLog``: publish, enqueue, confirm, return, deliver, get, ack, nack,
+reject, requeue); ``queue_log.py`` has what queues do by themselves. Downstream: ``journal.py``.
 
-Events of a run share their names and their time: those are encoded once, and the compiled codec
-puts the numbers between (``protocol/lines.py``). A message without a number (``Message.log_id``)
-is not told; while the journal sheds, what would have been told is counted and left out.
+Events of a run share their names and their time: those are encoded once and kept (``Template``),
+and the compiled codec puts the numbers between (``protocol/lines.py``). A message without a number
+(``Message.log_id``) is not told; while the journal sheds, what would have been told is counted and
+left out.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from leveret.broker.event_log.numbering import Numbering
-from leveret.protocol.twin import fill_lines, logged
+from leveret.protocol.twin import Held, fill_lines, logged, stamp
 
 if TYPE_CHECKING:
     from leveret.broker.channel.context import ConnectionContext
     from leveret.broker.event_log.journal import Journal
-    from leveret.protocol.lines import Column
+    from leveret.protocol.lines import Column, Numbers
     from leveret.protocol.twin import Message
 
 # How many messages that came back are remembered with the number of their deliveries.
 RETURNS_MAX = 100_000
+# How many templates, and sources of deliveries, are kept.
+KEPT_MAX = 1_000
+
+# What stands behind the number of a line, between its other numbers, and at its end.
+Template = tuple[bytes, ...]
+# First and last of a range of sequence numbers.
+Range = tuple[int, int]
 
 _END = b"}\n"
 
@@ -38,6 +47,11 @@ _END = b"}\n"
 def quoted(name: str) -> bytes:
     """A name as JSON; bytes that were no UTF-8 are shown as replacement characters."""
     return msgspec.json.encode(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def named(field: bytes, name: str) -> bytes:
+    """A field, unless it is at its default."""
+    return b',"%b":%b' % (field, quoted(name)) if name else b""
 
 
 class MessageLog:
@@ -50,28 +64,30 @@ class MessageLog:
         # How often a message had been delivered when it came back to a queue.
         self._returns: dict[tuple[int, str], int] = {}
 
+    def template(self, ev: str, shared: bytes, *names: bytes) -> Template:
+        """For lines of a kind that have ``shared`` in common and differ in the numbers named."""
+        pieces = [b',"%b":' % name for name in names]
+        return (self._boot + quoted(ev) + shared + pieces[0], *pieces[1:], _END)
+
     def write(
         self,
         now_us: int,
-        ev: bytes,
-        shared: bytes,
-        names: Sequence[bytes],
+        template: Template,
         columns: Sequence[Column],
         count: int,
+        depth: int | None = None,
     ) -> None:
-        """``count`` lines; ``names`` are those of the numbers in ``columns``."""
+        """``count`` lines; one column for each number of the template."""
         journal = self.journal
         if journal.is_shedding:
             journal.shed(count)
             return
-        pieces = [
-            b'{"ts":%d,"seq":' % now_us,
-            self._boot + ev + shared + names[0],
-            *names[1:],
-            _END,
-        ]
+        if depth is None:
+            head = b'{"ts":%d,"seq":' % now_us
+        else:
+            head = b'{"ts":%d,"depth":%d,"seq":' % (now_us, depth)
         first = journal.take_seq(count)
-        journal.write(fill_lines(pieces, (first, *columns), count), count)
+        journal.write(fill_lines((head, *template), (first, *columns), count), count)
 
     # --- deliveries that came back ---------------------------------------------------------------
 
@@ -94,15 +110,18 @@ class MessageLog:
         self._returns.pop((msg, queue), None)
 
 
-class _Source(NamedTuple):
+class _Source:
     """Where deliveries come from; one for each consumer."""
 
-    queue: str
-    shared: bytes
+    __slots__ = ("is_gone", "queue", "shared", "templates")
 
-
-# A delivery that waits for its answer: message, when it was sent, where from.
-_Held = tuple[int, int, _Source]
+    def __init__(self, queue: str, shared: bytes) -> None:
+        self.queue = queue
+        self.shared = shared
+        # The queue was deleted: nothing goes back there.
+        self.is_gone = False
+        # By kind and reason.
+        self.templates: dict[tuple[str, str, bool], Template] = {}
 
 
 class ChannelLog:
@@ -112,17 +131,29 @@ class ChannelLog:
         self, log: MessageLog, vhost: str, connection: int, channel: int, user: str
     ) -> None:
         self._log = log
-        self._who = b',"vhost":%b,"conn":%d,"ch":%d,"user":%b' % (
-            quoted(vhost),
+        self._queue_prefix = f"queue:{vhost}/"
+        self._vhost = b',"vhost":' + quoted(vhost)
+        self._who = b'%b,"conn":%d,"ch":%d,"user":%b' % (
+            self._vhost,
             connection,
             channel,
             quoted(user),
         )
-        # Publishes that wait for a confirm: the sequence number of the last of a run, and when.
-        self._unconfirmed: deque[tuple[int, int]] = deque()
-        # By delivery tag.
-        self._held: dict[int, _Held] = {}
+        # Publishes that wait for a confirm: sequence numbers of a run, and when; in order.
+        self._unconfirmed: deque[tuple[int, int, int]] = deque()
+        self._confirms = {
+            is_refused: log.template(
+                "confirm",
+                self._who + (b',"reason":"nack"' if is_refused else b""),
+                *(b"dtag", b"n", b"wait_us"),
+            )
+            for is_refused in (False, True)
+        }
+        # Deliveries that wait for their answer, by delivery tag, each with its _Source.
+        self._held = Held()
         self._sources: dict[tuple[str, str], _Source] = {}
+        # For publish and the enqueues that go with it: by envelope, queues, mandatory, persistent.
+        self._published: dict[tuple[bytes, tuple[str, ...], bool, bool], list[Template]] = {}
 
     # --- publishing ------------------------------------------------------------------------------
 
@@ -137,66 +168,71 @@ class ChannelLog:
     ) -> None:
         """A run was accepted; before queues are given it, so that they know the numbers."""
         log = self._log
+        count = len(messages)
         now_us = log.journal.now_us()
+        chosen = log.numbering.choose(count, now_us)
+        if chosen is None:
+            return
+        first, places = chosen
         if log.journal.is_shedding:
-            log.journal.shed(len(messages))
+            # Without a number, so that the rest of their lives is not told either.
+            log.journal.shed(count if places is None else len(places))
             return
-        numbered = log.numbering.number(messages, now_us)
-        if numbered is None:
-            return
-        first, places = numbered
-        chosen = messages if len(places) == len(messages) else [messages[at] for at in places]
-        if confirm_first:
-            self._unconfirmed.append((confirm_first + places[-1], now_us))
-        one = chosen[0]
-        shared = b'%b,"exchange":%b,"rk":%b,"routed":%d%b%b' % (
-            self._who,
-            quoted(one.exchange),
-            quoted(one.routing_key),
-            len(queues),
-            b',"queue":' + quoted(queues[0]) if len(queues) == 1 else b"",
-            b',"mandatory":true' if is_mandatory else b"",
-        )
-        parts: list[Sequence[Message]] = [chosen]
-        if 0 < persistent < len(messages):
-            parts = [list(run) for _, run in groupby(chosen, lambda each: each.persistent)]
-        for part in parts:
-            sizes: Column = [len(message.body) for message in part]
-            marks = shared + b',"persistent":true' if part[0].persistent else shared
-            names = (b',"msg":', b',"size":')
-            log.write(now_us, b'"publish"', marks, names, (first, sizes), len(part))
-            first += len(part)
-        if len(queues) > 1:
-            self._enqueue(now_us, chosen, queues)
-
-    def _enqueue(self, now_us: int, messages: Sequence[Message], queues: Sequence[str]) -> None:
-        ids = [message.log_id for message in messages]
-        sizes = [len(message.body) for message in messages]
-        one = messages[0]
-        for queue in queues:
-            shared = b'%b,"exchange":%b,"rk":%b,"queue":%b%b' % (
-                self._who,
-                quoted(one.exchange),
-                quoted(one.routing_key),
-                quoted(queue),
-                b',"persistent":true' if one.persistent else b"",
+        if places is not None:
+            messages = [messages[at] for at in places]
+        if confirm_first and places is None:
+            self._unconfirmed.append((confirm_first, confirm_first + count - 1, now_us))
+        elif confirm_first and places is not None:
+            self._unconfirmed.extend(
+                [(confirm_first + at, confirm_first + at, now_us) for at in places]
             )
-            names = (b',"msg":', b',"size":')
-            self._log.write(now_us, b'"enqueue"', shared, names, (ids, sizes), len(ids))
+        parts: list[Sequence[Message]] = [messages]
+        if 0 < persistent < count:
+            parts = [list(run) for _, run in groupby(messages, attrgetter("persistent"))]
+        for part in parts:
+            columns = (first, stamp(part, first))
+            for template in self._templates_for(part[0], tuple(queues), is_mandatory):
+                log.write(now_us, template, columns, len(part))
+            first += len(part)
 
-    def confirm(self, last: int, count: int, *, is_refused: bool) -> None:
-        """The publisher was told of ``count`` messages, up to sequence number ``last``."""
+    def _templates_for(
+        self, message: Message, queues: tuple[str, ...], is_mandatory: bool
+    ) -> list[Template]:
+        """One for the publish, and one for each queue if there are several."""
+        key = (message.envelope, queues, is_mandatory, message.persistent)
+        templates = self._published.get(key)
+        if templates is None:
+            if len(self._published) >= KEPT_MAX:
+                self._published.clear()
+            address = named(b"exchange", message.exchange) + named(b"rk", message.routing_key)
+            if message.persistent:
+                address += b',"persistent":true'
+            shared = b"%b%b%b%b%b" % (
+                self._who,
+                address,
+                b',"routed":%d' % len(queues) if queues else b"",
+                named(b"queue", queues[0]) if len(queues) == 1 else b"",
+                b',"mandatory":true' if is_mandatory else b"",
+            )
+            templates = [self._log.template("publish", shared, b"msg", b"size")]
+            for queue in queues if len(queues) > 1 else ():
+                shared = self._vhost + address + named(b"queue", queue)
+                templates.append(self._log.template("enqueue", shared, b"msg", b"size"))
+            self._published[key] = templates
+        return templates
+
+    def confirm(self, settled: Sequence[Range], *, is_refused: bool) -> None:
+        """The publisher was told of these; of any that is told here, that is."""
         waiting = self._unconfirmed
-        if not waiting or waiting[0][0] > last:
+        if not waiting or waiting[0][0] > settled[-1][1]:
+            return
+        since_us = _subtract(waiting, settled)
+        if since_us is None:
             return
         now_us = self._log.journal.now_us()
-        since_us = waiting[0][1]
-        while waiting and waiting[0][0] <= last:
-            waiting.popleft()
-        shared = self._who + (b',"reason":"nack"' if is_refused else b"")
-        names = (b',"dtag":', b',"n":', b',"wait_us":')
-        wait_us = max(0, now_us - since_us)
-        self._log.write(now_us, b'"confirm"', shared, names, (last, count, wait_us), 1)
+        count = sum([last - first + 1 for first, last in settled])
+        numbers = (settled[-1][1], count, max(0, now_us - since_us))
+        self._log.write(now_us, self._confirms[is_refused], numbers, 1)
 
     def unroutable(self, messages: Sequence[Message], *, is_returned: bool) -> None:
         now_us = self._log.journal.now_us()
@@ -205,14 +241,28 @@ class ChannelLog:
             return
         _, ids, sizes, _ = found
         one = messages[0]
-        shared = b'%b,"exchange":%b,"rk":%b,"reason":%b' % (
+        shared = b'%b%b%b,"reason":%b' % (
             self._who,
-            quoted(one.exchange),
-            quoted(one.routing_key),
+            named(b"exchange", one.exchange),
+            named(b"rk", one.routing_key),
             b'"NO_ROUTE"' if is_returned else b'"unroutable"',
         )
-        ev = b'"return"' if is_returned else b'"drop"'
-        self._log.write(now_us, ev, shared, (b',"msg":', b',"size":'), (ids, sizes), len(ids))
+        template = self._log.template("return" if is_returned else "drop", shared, b"msg", b"size")
+        self._log.write(now_us, template, (ids, sizes), len(ids))
+
+    def withdrawn(self, messages: Sequence[Message], queues: Sequence[str]) -> None:
+        """They were published in a transaction that some queue refused."""
+        now_us = self._log.journal.now_us()
+        found = logged(messages, now_us)
+        if found is None:
+            return
+        _, ids, sizes, _ = found
+        one = messages[0]
+        address = named(b"exchange", one.exchange) + named(b"rk", one.routing_key)
+        for queue in queues:
+            shared = self._who + address + named(b"queue", queue) + b',"reason":"refused"'
+            template = self._log.template("drop", shared, b"msg", b"size")
+            self._log.write(now_us, template, (ids, sizes), len(ids))
 
     # --- delivering ------------------------------------------------------------------------------
 
@@ -235,104 +285,134 @@ class ChannelLog:
             return
         places, ids, sizes, waits = found
         count = len(ids)
-        tags: list[int] | range
-        if count == len(messages):
-            tags = range(first_tag, first_tag + count)
-        else:
-            tags = [first_tag + place for place in places]
+        tags: Column = first_tag
+        if count < len(messages):
+            tags = array("q", [first_tag + place for place in places])
         source = self._source(queue, consumer_tag or "")
-        if not no_ack:
-            self._held.update(
-                zip(tags, zip(ids, repeat(now_us), repeat(source), strict=False), strict=True)
-            )
-        shared = b'%b,"depth":%d%b' % (
-            source.shared,
-            depth,
-            b',"reason":"auto_ack"' if no_ack else b"",
-        )
-        names = [b',"msg":', b',"dtag":', b',"size":', b',"wait_us":']
-        dtags: Column = first_tag if isinstance(tags, range) else tags
-        columns: list[Column] = [ids, dtags, sizes, waits]
+        ev, reason = "get" if consumer_tag is None else "deliver", "auto_ack" if no_ack else ""
+        columns: list[Column] = [ids, tags, sizes, waits]
+        names = [b"msg", b"dtag", b"size", b"wait_us"]
         if redelivered:
-            shared += b',"redelivered":true'
-            names.append(b',"delivery_count":')
-            columns.append([log.deliveries(msg, queue) for msg in ids])
-        ev = b'"get"' if consumer_tag is None else b'"deliver"'
-        log.write(now_us, ev, shared, names, columns, count)
+            columns.append(array("q", [log.deliveries(msg, queue) for msg in ids]))
+            names.append(b"delivery_count")
+        template = source.templates.get((ev, reason, redelivered))
+        if template is None:
+            mark = b',"redelivered":true' if redelivered else b""
+            template = self._template(source, ev, reason, mark, names, is_mark=redelivered)
+        log.write(now_us, template, columns, count, depth)
+        if not no_ack:
+            self._held.add(tags, ids, now_us, source)
 
     def _source(self, queue: str, consumer_tag: str) -> _Source:
         source = self._sources.get((queue, consumer_tag))
         if source is None:
-            if len(self._sources) >= 1_000:
+            if len(self._sources) >= KEPT_MAX:
                 self._sources.clear()
-            tag = b',"ctag":' + quoted(consumer_tag) if consumer_tag else b""
-            source = _Source(queue, self._who + b',"queue":' + quoted(queue) + tag)
-            self._sources[queue, consumer_tag] = source
+            shared = self._who + named(b"queue", queue) + named(b"ctag", consumer_tag)
+            source = self._sources[queue, consumer_tag] = _Source(queue, shared)
         return source
+
+    def _template(
+        self,
+        source: _Source,
+        ev: str,
+        reason: str,
+        mark: bytes,
+        names: Sequence[bytes],
+        *,
+        is_mark: bool = False,
+    ) -> Template:
+        shared = source.shared + mark + named(b"reason", reason)
+        template = self._log.template(ev, shared, *names)
+        source.templates[ev, reason, is_mark] = template
+        return template
 
     # --- answers ---------------------------------------------------------------------------------
 
     @property
     def holds_any(self) -> bool:
-        return bool(self._held)
+        return len(self._held) > 0
 
     def acked(self, tags: Iterable[int]) -> None:
-        self._settle(tags, b'"ack"', b"", None)
+        self._settle(tags, "ack", "", None)
 
     def refused(self, tags: Iterable[int], *, is_nack: bool, requeue: bool) -> None:
-        ev = b'"nack"' if is_nack else b'"reject"'
-        reason = b',"reason":"requeue"' if requeue else b',"reason":"discard"'
-        returned = ("nack" if is_nack else "reject") if requeue else None
-        self._settle(tags, ev, reason, returned)
+        ev = "nack" if is_nack else "reject"
+        self._settle(tags, ev, "requeue" if requeue else "discard", ev if requeue else None)
 
     def returned(self, tags: Iterable[int], reason: str) -> None:
         """Back to their queues without the client's having said so of each."""
-        self._settle(tags, None, b"", reason)
+        self._settle(tags, None, "", reason)
 
     def end(self) -> None:
         """The channel is closed: what it held goes back."""
-        self.returned(list(self._held), "channel_closed")
+        self._settle(None, None, "", "channel_closed")
+
+    def queue_deleted(self, log_name: str) -> None:
+        """What is held of it has nowhere to go back to; ``log_name`` is its mailbox's."""
+        queue = log_name.removeprefix(self._queue_prefix)
+        for key in [key for key in self._sources if key[0] == queue]:
+            self._sources.pop(key).is_gone = True
 
     def _settle(
-        self, tags: Iterable[int], ev: bytes | None, reason: bytes, returned: str | None
+        self, tags: Iterable[int] | None, ev: str | None, reason: str, returned: str | None
     ) -> None:
+        """``tags`` None: all."""
         held = self._held
-        if not held:
+        if not len(held):
             return
-        log = self._log
-        now_us = log.journal.now_us()
-        dtags = [tag for tag in tags if tag in held]
-        settled = [held.pop(tag) for tag in dtags]
-        if len(self._sources) == 1:
-            runs = [(dtags, settled)] if settled else []
-        else:
-            runs = _by_source(dtags, settled)
-        for tags_of, run in runs:
-            source = run[0][2]
-            ids = [msg for msg, _, _ in run]
-            holds = [now_us - since_us for _, since_us, _ in run]
+        now_us = self._log.journal.now_us()
+        runs = held.settle_all(now_us) if tags is None else held.settle(tags, now_us)
+        for source, its_tags, ids, holds in runs:
             if ev is not None:
-                names = (b',"msg":', b',"dtag":', b',"hold_us":')
-                columns = (ids, tags_of, holds)
-                log.write(now_us, ev, source.shared + reason, names, columns, len(ids))
+                template = source.templates.get((ev, reason, False))
+                if template is None:
+                    names = (b"msg", b"dtag", b"hold_us")
+                    template = self._template(source, ev, reason, b"", names)
+                self._log.write(now_us, template, (ids, its_tags, holds), len(ids))
             if returned is not None:
-                counts = [log.returned(msg, source.queue) for msg in ids]
-                names = (b',"msg":', b',"delivery_count":', b',"hold_us":')
-                shared = source.shared + b',"reason":' + quoted(returned)
-                log.write(now_us, b'"requeue"', shared, names, (ids, counts, holds), len(ids))
-            elif log.has_returns:
+                self._return(source, ids, holds, returned, now_us)
+            elif self._log.has_returns:
                 for msg in ids:
-                    log.done(msg, source.queue)
+                    self._log.done(msg, source.queue)
+
+    def _return(
+        self, source: _Source, ids: Numbers, holds: Numbers, reason: str, now_us: int
+    ) -> None:
+        log = self._log
+        if source.is_gone:
+            template = self._template(source, "drop", "queue_deleted", b"", (b"msg",))
+            log.write(now_us, template, (ids,), len(ids))
+            return
+        template = source.templates.get(("requeue", reason, False)) or self._template(
+            source, "requeue", reason, b"", (b"msg", b"delivery_count", b"hold_us")
+        )
+        counts = array("q", [log.returned(msg, source.queue) for msg in ids])
+        log.write(now_us, template, (ids, counts, holds), len(ids))
 
 
-def _by_source(tags: list[int], settled: list[_Held]) -> list[tuple[list[int], list[_Held]]]:
-    """The same in runs that come from one queue and consumer."""
-    runs = []
-    pairs = zip(tags, settled, strict=True)
-    for _, run in groupby(pairs, lambda pair: pair[1][2]):
-        items = list(run)
-        runs.append(([tag for tag, _ in items], [held for _, held in items]))
-    return runs
+def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) -> int | None:
+    """Take settled numbers out; the time of the oldest of those that were there, if any was."""
+    oldest: int | None = None
+    left: list[tuple[int, int, int]] = []
+    at = 0
+    while waiting and waiting[0][0] <= settled[-1][1]:
+        first, last, since_us = waiting.popleft()
+        while at < len(settled) and settled[at][1] < first:
+            at += 1
+        within = at
+        while within < len(settled) and settled[within][0] <= last:
+            low, high = settled[within]
+            if oldest is None:
+                oldest = since_us
+            if first < low:
+                left.append((first, low - 1, since_us))
+            first = high + 1
+            within += 1
+        if first <= last:
+            left.append((first, last, since_us))
+    waiting.extendleft(reversed(left))
+    return oldest
 
 
 def make_channel_log(connection: ConnectionContext, channel: int) -> ChannelLog | None:
@@ -341,85 +421,3 @@ def make_channel_log(connection: ConnectionContext, channel: int) -> ChannelLog 
         return None
     user = connection.access.user
     return ChannelLog(log, connection.vhost.name, connection.log_number, channel, user)
-
-
-class QueueLog:
-    """What a queue does to its messages by itself."""
-
-    def __init__(self, log: MessageLog, vhost: str, queue: str) -> None:
-        self._log = log
-        self._queue = queue
-        self._who = b',"vhost":%b,"queue":%b' % (quoted(vhost), quoted(queue))
-        # What the backing queue had paged when that was last told: out and in, messages and bytes.
-        self._paged = (0, 0, 0, 0)
-
-    def expired(self, messages: Sequence[Message], depth: int) -> None:
-        self._gone(b'"expire"', b"", messages, depth)
-
-    def dropped(self, messages: Sequence[Message], depth: int, reason: str = "maxlen") -> None:
-        self._gone(b'"drop"', b',"reason":' + quoted(reason), messages, depth)
-
-    def _gone(self, ev: bytes, reason: bytes, messages: Sequence[Message], depth: int) -> None:
-        now_us = self._log.journal.now_us()
-        found = logged(messages, now_us)
-        if found is None:
-            return
-        _, ids, sizes, waits = found
-        shared = b'%b,"depth":%d%b' % (self._who, depth, reason)
-        names = [b',"msg":', b',"size":']
-        columns: list[Column] = [ids, sizes]
-        if ev == b'"expire"':
-            names.append(b',"wait_us":')
-            columns.append(waits)
-        self._log.write(now_us, ev, shared, names, columns, len(ids))
-        for msg in ids:
-            self._log.done(msg, self._queue)
-
-    def dead_lettered(
-        self, message: Message, copy: Message, reason: str, queues: Sequence[str], depth: int
-    ) -> None:
-        """One that left for the dead-letter exchange; the copy goes on under the same number."""
-        if not message.log_id:
-            return
-        now_us = self._log.journal.now_us()
-        copy.log_id = message.log_id
-        copy.stamp_us = now_us
-        where = b',"exchange":%b,"rk":%b' % (quoted(copy.exchange), quoted(copy.routing_key))
-        times = (
-            self._log.deliveries(message.log_id, self._queue) if reason == "delivery_limit" else 0
-        )
-        shared = b'%b%b,"reason":%b' % (self._who, where, quoted(reason))
-        names = (b',"msg":', b',"size":', b',"routed":', b',"delivery_count":', b',"depth":')
-        numbers = (message.log_id, len(message.body), len(queues), times, depth)
-        self._log.write(now_us, b'"dead_letter"', shared, names, numbers, 1)
-        self._log.done(message.log_id, self._queue)
-        vhost = self._who[: self._who.index(b',"queue":')]
-        for queue in queues:
-            shared = b'%b%b,"queue":%b,"reason":"dead_letter"%b' % (
-                vhost,
-                where,
-                quoted(queue),
-                b',"persistent":true' if copy.persistent else b"",
-            )
-            sizes = (message.log_id, len(copy.body))
-            self._log.write(now_us, b'"enqueue"', shared, (b',"msg":', b',"size":'), sizes, 1)
-
-    def purged(self, count: int) -> None:
-        now_us = self._log.journal.now_us()
-        self._log.write(now_us, b'"purge"', self._who + b',"depth":0', (b',"n":',), (count,), 1)
-
-    def paged(self, paged: tuple[int, int, int, int], depth: int) -> None:
-        """``paged``: messages and bytes that left memory and came back so far."""
-        if paged == self._paged:
-            return
-        out, out_bytes, back, back_bytes = [
-            now - before for now, before in zip(paged, self._paged, strict=True)
-        ]
-        self._paged = paged
-        now_us = self._log.journal.now_us()
-        shared = b'%b,"depth":%d' % (self._who, depth)
-        names = (b',"n":', b',"size":')
-        if out:
-            self._log.write(now_us, b'"paged_out"', shared, names, (out, out_bytes), 1)
-        if back:
-            self._log.write(now_us, b'"paged_in"', shared, names, (back, back_bytes), 1)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 from leveret.protocol.lines import ID_BITS
-from leveret.protocol.twin import Message, stamp
 
 
 class Numbering:
@@ -25,16 +23,13 @@ class Numbering:
         # Messages that are passed over before the next one that is told.
         self._gap = self._next_gap()
 
-    def number(self, messages: Sequence[Message], now_us: int) -> tuple[int, list[int]] | None:
-        """Number those of a run that are told: the first number, and their places in the run.
+    def choose(self, count: int, now_us: int) -> tuple[int, list[int] | None] | None:
+        """Of a run of so many, those that are told: the first number, and their places in the run.
 
-        Numbers are consecutive, in the order of places. None if none of them is told.
+        Numbers are consecutive, in the order of places; for None, all are. None if none is told.
         """
-        count = len(messages)
         if self._share >= 1:
-            first = self._take(count, now_us)
-            stamp(messages, first)
-            return first, list(range(count))
+            return self._take(count, now_us), None
         if self._gap >= count:
             self._gap -= count
             return None
@@ -43,10 +38,7 @@ class Numbering:
             places.append(self._gap)
             self._gap += 1 + self._next_gap()
         self._gap -= count
-        first = self._take(len(places), now_us)
-        for at, place in enumerate(places):
-            messages[place].log_id = first + at
-        return first, places
+        return self._take(len(places), now_us), places
 
     def _take(self, count: int, now_us: int) -> int:
         first = max(self._last + 1, now_us << ID_BITS)

@@ -126,9 +126,11 @@ MESSAGE_KINDS: Final = (
     ),
     Kind(
         "drop",
-        "A message is gone and nobody was given it: `reason` is `unroutable` (no `queue`), "
-        "`maxlen` or `queue_deleted`.",
-        (*_CHANNEL, "exchange", "rk", "queue", "msg", "size", "depth", "reason"),
+        "A message is gone: `reason` is `unroutable` (no `queue`), `maxlen`, `refused` (the queue "
+        "was full and does not take more), `delivery_limit` (it came back too often, and there is "
+        "no dead-letter exchange), `queue_deleted` (of a large queue only the first are told; "
+        "`queue_delete` counts all) or `queue_crashed` (it had not yet taken it).",
+        (*_CHANNEL, "exchange", "rk", "queue", "ctag", "msg", "size", "depth", "reason"),
     ),
     Kind(
         "deliver",
@@ -162,8 +164,8 @@ MESSAGE_KINDS: Final = (
     ),
     Kind(
         "requeue",
-        "A delivered message is back in its place; `reason` is `nack`, `reject`, `recover` or "
-        "`channel_closed`; the channel is the one that had it.",
+        "A delivered message is back in its place; `reason` is `nack`, `reject`, `recover`, "
+        "`consumer_timeout` or `channel_closed`; the channel is the one that had it.",
         (*_CHANNEL, "queue", "ctag", "msg", "delivery_count", "hold_us", "depth", "reason"),
     ),
     Kind(
@@ -174,7 +176,8 @@ MESSAGE_KINDS: Final = (
     Kind(
         "dead_letter",
         "A message left `queue` for the dead-letter exchange `exchange` with key `rk`; `reason` "
-        "is `rejected`, `expired`, `maxlen` or `delivery_limit`; `routed` queues took it.",
+        "is `rejected`, `expired`, `maxlen` or `delivery_limit`; `routed` queues took it, none "
+        "if it led back to where it came from or there is no such exchange.",
         (
             *("vhost", "queue", "exchange", "rk", "msg", "size"),
             *("delivery_count", "routed", "depth", "reason"),

@@ -72,8 +72,14 @@ class SegmentWriter:
         """The thread starts with the first: a broker that starts does not wait for it."""
         self._inbox.put(item)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="event log", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # The machine has none left: the next batch tries again.
+                log.error("the event log cannot be written for now: %s", error)
+            else:
+                self._thread = thread
 
     def join(self, timeout_s: float) -> None:
         if self._thread is not None:

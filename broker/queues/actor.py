@@ -36,6 +36,7 @@ from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue, Confirm,
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
+    from leveret.broker.event_log.queue_log import QueueLog
     from leveret.broker.queues.dead_letter import Reason
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.queues.record import Queue
@@ -53,10 +54,14 @@ PATIENT_TURNS = 8
 PATIENT_RUNS = 8
 # From this size on a message costs more than one credit and is handed out one by one.
 LARGE = 1 << 14
+# Of what is too much or too old, so many go before others get their turn.
+DROP_MESSAGES = 2_000
 
 
 # Stands for the store among the peers that credit is owed to.
 STORE = Mailbox("store")
+# So many messages of a queue that is deleted are told one by one in the event log.
+DELETED_TOLD = 10_000
 
 
 class QueueActor:
@@ -94,6 +99,8 @@ class QueueActor:
         self._shows_delivery_count = options.queue_type == "quorum"
         self._is_exact = options.message_ttl_exact
         self._backing.set_exact(is_exact=self._is_exact)
+        # A DropExpired is under way that goes on with what _keep_rules has left.
+        self._has_to_drop = False
         # There are limits or times to keep: publishes take the longer way.
         self._is_ruled = self._has_rules()
         witness = None if surroundings is None else surroundings.credit_log
@@ -316,6 +323,8 @@ class QueueActor:
                         confirm = last + 1
                     if self._limit.dead_letters_refused and self._dead.is_wanted:
                         self._dead.add_refused(messages[at:end], "maxlen")
+                    elif self._log is not None:
+                        self._log.dropped(messages[at:end], len(self._backing), "refused")
                     self.counters.refuse += refused
                     at = end
                     continue
@@ -377,6 +386,8 @@ class QueueActor:
             # Nobody took it at once, and that was its only chance [81].
             self._backing.discard(messages, confirm)
             self.counters.expire += len(messages)
+            if self._log is not None:
+                self._log.expired(messages, len(self._backing))
             return
         self._backing.publish(messages, confirm, expires_at_ms)
         if expires_at_ms is not None:
@@ -435,6 +446,10 @@ class QueueActor:
             if refused and not prepare.is_optional:
                 prepare.unit.refuse()
                 return
+            if refused and self._log is not None:
+                left_out = {id(message) for message in messages} - {id(each) for each in fitting}
+                gone = [message for message in messages if id(message) in left_out]
+                self._log.dropped(gone, len(self._backing), "refused")
             messages = fitting
         state = self._consumers.channels.get(channel)
         settled: dict[int, Consumer | None] = {}
@@ -533,6 +548,9 @@ class QueueActor:
                     backing.ack([entry.seq_id for entry in entries])
             if len(entries) < share:
                 consumers.unused(consumer, share - len(entries))
+            if not entries and self._dead.is_full:
+                # All had expired: the rest waits until some of them are on their way.
+                break
             self._send_entries(consumer, entries)
             delivered += len(entries)
         return delivered
@@ -629,8 +647,13 @@ class QueueActor:
         if self._dead.is_wanted:
             self._dead.add_pending(seq_ids, reason)
             self._is_ruled = True
-        else:
-            self._backing.ack(seq_ids)
+            return
+        if self._log is not None and reason == "delivery_limit":
+            found = self._backing.pending(seq_ids)
+            if found is not LOADING:
+                gone = [entry.message for entry in found]
+                self._log.dropped(gone, len(self._backing), reason)
+        self._backing.ack(seq_ids)
 
     def _with_delivery_count(self, entry: Entry) -> Message:
         count = self._backing.delivery_count(entry.seq_id)
@@ -839,42 +862,66 @@ class QueueActor:
                 self._drop_due()
             if not self._is_exact:
                 self._drop_expired()
-        if not self._dead.is_idle and not self._dead.step(self.mailbox):
-            self._is_loading = True
+        if not self._dead.is_idle:
+            was_full = self._dead.is_full
+            if not self._dead.step(self.mailbox):
+                self._is_loading = True
+            elif was_full and self._dead.is_idle:
+                # They were dropped, nobody wanted them: no unit will tell of its end.
+                self._drop_later()
         self._is_ruled = self._has_rules()
+
+    def _drop_later(self) -> None:
+        """There is more to drop than one turn should take."""
+        if not self._has_to_drop:
+            self._has_to_drop = True
+            self.mailbox.put_urgent(c.DropExpired())
 
     def _drop_head(self) -> None:
         backing, limit = self._backing, self._limit
+        left = DROP_MESSAGES
         while not self._is_loading:
             surplus = limit.surplus(len(backing), backing.ready_bytes)
             if not surplus or self._dead.is_full:
                 return
+            if left <= 0:
+                self._drop_later()
+                return
             if self._dead.is_wanted or self._log is not None:
-                entries = backing.fetch(surplus, ack_required=True, max_bytes=LARGE << 6)
+                share = min(surplus, TURN_MESSAGES)
+                entries = backing.fetch(share, ack_required=True, max_bytes=TURN_BYTES)
                 if entries is LOADING:
                     self._is_loading = True
                 elif entries is not EMPTY:
+                    left -= len(entries)
                     self.counters.drop += len(entries)
                     if self._dead.is_wanted:
                         self._dead.add(entries, "maxlen")
                     else:
                         backing.ack([entry.seq_id for entry in entries])
                     if self._log is not None and not self._dead.is_wanted:
-                        self._log.dropped([entry.message for entry in entries], len(backing))
+                        dropped = [entry.message for entry in entries]
+                        self._log.dropped(dropped, len(backing), "maxlen")
             else:
-                dropped = backing.drop(surplus)
-                if dropped is LOADING:
+                gone = backing.drop(surplus)
+                if gone is LOADING:
                     self._is_loading = True
                 else:
-                    self.counters.drop += dropped
+                    self.counters.drop += gone
 
     def _drop_expired(self) -> None:
         """From the head, as far as they are due; then wait for the next [83]."""
         backing = self._backing
         now_ms = self._expiry.now_ms()
+        left = DROP_MESSAGES
 
         def is_due(entry: Entry) -> bool:
             return entry.expires_at_ms is not None and entry.expires_at_ms <= now_ms
+
+        def is_due_this_turn(entry: Entry) -> bool:
+            nonlocal left
+            left -= 1
+            return left >= 0 and is_due(entry)
 
         while not self._is_loading and not self._dead.is_full:
             head = backing.peek()
@@ -886,14 +933,18 @@ class QueueActor:
             elif not is_due(head):
                 self._expiry.arm(head.expires_at_ms)
                 return
+            elif left <= 0:
+                self._drop_later()
+                return
             elif self._dead.is_wanted or self._log is not None:
                 entries = backing.fetch_while(is_due, TURN_MESSAGES, max_bytes=TURN_BYTES)
                 if entries is LOADING:
                     self._is_loading = True
                 else:
+                    left -= len(entries)
                     self._expired(entries)
             else:
-                dropped = backing.drop_while(is_due)
+                dropped = backing.drop_while(is_due_this_turn)
                 if dropped is LOADING:
                     self._is_loading = True
                 else:
@@ -902,15 +953,20 @@ class QueueActor:
     def _drop_due(self) -> None:
         """With exact expiry: from anywhere, in order of due time."""
         now_ms = self._expiry.now_ms()
+        left = DROP_MESSAGES
         while not self._is_loading and not self._dead.is_full:
             next_ms = self._backing.next_due_ms()
             if next_ms is None or next_ms > now_ms:
                 self._expiry.arm(next_ms)
                 return
+            if left <= 0:
+                self._drop_later()
+                return
             due = self._backing.take_due(now_ms, TURN_MESSAGES)
             if due is LOADING:
                 self._is_loading = True
             else:
+                left -= len(due)
                 self.counters.expire += len(due)
                 if self._log is not None:
                     # Those that are on disk alone are told without their numbers: not at all.
@@ -943,6 +999,7 @@ class QueueActor:
             self._backing.ack([entry.seq_id for entry in entries])
 
     def _on_drop_expired(self, drop: c.DropExpired) -> None:
+        self._has_to_drop = False
         self._is_ruled = True
 
     def _on_unit_ended(self, ended: c.UnitEnded) -> None:
@@ -1019,9 +1076,21 @@ class QueueActor:
         self.queue.delete_reason = reason
         self._on_deleted(self.queue)
         self._dead.leave()
+        if self._log is not None:
+            self._tell_deleted(self._log)
         self._backing.delete_and_terminate()
         self._finish_confirms()
         self.say_goodbye(crashed=False)
+
+    def _tell_deleted(self, log: QueueLog) -> None:
+        """What goes with the queue: of a large one the first, as far as they are in memory."""
+        left = DELETED_TOLD
+        while left > 0:
+            entries = self._backing.fetch(left, ack_required=False, max_bytes=1 << 40)
+            if entries is LOADING or entries is EMPTY:
+                return
+            left -= len(entries)
+            log.dropped([entry.message for entry in entries], 0, "queue_deleted")
 
     def _finish_confirms(self) -> None:
         for sender, ranges in self._confirms.items():
@@ -1038,6 +1107,9 @@ class QueueActor:
             self._dead.crash()
         for command in [*self._waiting_gets, *self._taken, *self.mailbox.close()]:
             if isinstance(command, c.Delivery):
+                if self._log is not None:
+                    reason = "queue_crashed" if crashed else "queue_deleted"
+                    self._log.dropped(command.messages, 0, reason)
                 command.sender.put_urgent(c.Unreceived(self.mailbox, command, crashed))
                 self._senders.add(command.sender)
             elif isinstance(command, c.Prepare):

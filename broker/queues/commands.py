@@ -231,7 +231,7 @@ class PartVoided:
 
 @dataclass(frozen=True, slots=True)
 class DropExpired:
-    """The message at the head is due."""
+    """The message at the head is due, or more is to be dropped than one turn has taken."""
 
 
 @dataclass(frozen=True, slots=True)

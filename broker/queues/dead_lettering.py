@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from leveret.broker.event_log.messages import QueueLog
+from leveret.broker.event_log.queue_log import QueueLog
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.dead_letter import Burial, Reason, cycles
 from leveret.broker.queues.units import QueuePart
@@ -222,11 +222,12 @@ class DeadLetters:
             return targets
         topology = self._surroundings.topology
         exchange = topology.exchanges.get(self._exchange)
-        if exchange is None:
-            return targets
         burial = Burial(
             self._queue.name.name, self._exchange, self._routing_key, int(self._clock.now())
         )
+        if exchange is None:
+            self._tell_lost(batch, burial)
+            return targets
         for dead in batch:
             assert dead.message is not None
             copy = burial.bury(dead.message, dead.reason)
@@ -246,6 +247,14 @@ class DeadLetters:
             for queue in queues:
                 targets.setdefault(queue.mailbox, []).append(copy)
         return targets
+
+    def _tell_lost(self, batch: Sequence[_Dead], burial: Burial) -> None:
+        """The exchange they were to go to is not there."""
+        for dead in batch if self._log is not None else ():
+            assert dead.message is not None
+            assert self._log is not None
+            copy = burial.bury(dead.message, dead.reason)
+            self._log.dead_lettered(dead.message, copy, dead.reason, (), len(self._backing))
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def poison(events: DataFrame, options: Options) -> DataFrame:
         .select("vhost", "queue", "msg")
         .distinct()
     )
-    lives = events.where(given | limited | is_("nack", "reject", "requeue", "ack")).join(
+    lives = events.where(given | is_("nack", "reject", "requeue", "ack", "dead_letter")).join(
         suspects, ["vhost", "queue", "msg"], "left_semi"
     )
     return (

@@ -7,7 +7,7 @@ is stamped on its answers. What makes it slow is the comparison with the others 
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from leveret.spark_jobs.jobs.base import (
@@ -66,27 +66,13 @@ def consumers(events: DataFrame) -> DataFrame:
 
 
 def slow_consumers(events: DataFrame) -> DataFrame:
-    found = consumers(events)
-    queue = ["vhost", "queue"]
     # Few rows from here on: consumers, not messages.
-    mine = found.alias("mine")
-    others = found.alias("others")
-    same = [F.col(f"mine.{name}").eqNullSafe(F.col(f"others.{name}")) for name in _CONSUMER]
-    is_me = same[0]
-    for column in same[1:]:
-        is_me &= column
-    in_queue = (F.col("mine.vhost") == F.col("others.vhost")) & (
-        F.col("mine.queue") == F.col("others.queue")
-    )
-    others_median = (
-        mine.join(others, in_queue & ~is_me)
-        .groupBy(*(F.col(f"mine.{name}") for name in _CONSUMER))
-        .agg(F.percentile_approx(F.col("others.hold")[0], 0.5).alias("others_p50"))
-    )
-    totals = found.groupBy(*queue).agg(F.sum("held").alias("total"))
+    queue = Window.partitionBy("vhost", "queue")
     return (
-        found.join(others_median, list(_CONSUMER), "left")
-        .join(totals, queue)
+        consumers(events)
+        .withColumn("median", F.col("hold")[0])
+        .withColumn("medians", F.array_sort(F.collect_list("median").over(queue)))
+        .withColumn("total", F.sum("held").over(queue))
         .select(
             *_CONSUMER,
             "deliveries",
@@ -97,9 +83,18 @@ def slow_consumers(events: DataFrame) -> DataFrame:
             percentile_ms("hold", 2, "hold_p99_ms"),
             (F.col("hold_max") / 1000.0).alias("hold_max_ms"),
             F.try_divide("held", "total").alias("hold_share"),
-            F.try_divide(F.col("hold")[0], "others_p50").alias("times_others"),
+            F.try_divide("median", _middle_of_others()).alias("times_others"),
         )
     )
+
+
+def _middle_of_others() -> Column:
+    """Of the sorted ``medians``, the middle one if ``median`` itself is left out."""
+    others = F.size("medians") - 1
+    middle = F.ceil(others / 2).cast("int")
+    # From where it stood on, the others move up by one.
+    moved = F.when(F.array_position("medians", F.col("median")) <= middle, middle + 1)
+    return F.when(others > 0, F.element_at("medians", F.coalesce(moved, middle)))
 
 
 JOB = Job(

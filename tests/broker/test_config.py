@@ -88,6 +88,8 @@ def test_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("max_message_size", "0", id="zero-where-it-means-nothing"),
         pytest.param("max_message_size", "16MiX", id="no-such-unit"),
         pytest.param("handshake_timeout_s", "nan", id="not-a-number"),
+        pytest.param("event_log_sample", "1.5", id="more-than-all"),
+        pytest.param("event_log_sample", "nan", id="no-share"),
         pytest.param("handshake_timeout_s", "soon", id="no-duration"),
         pytest.param("default_user", "", id="empty-text"),
         pytest.param("default_vhost", "v" * 256, id="longer-than-a-short-string"),
@@ -104,7 +106,10 @@ def test_wrong_value_is_refused_with_name_source_and_what_is_allowed(
     assert text == f"{name} = {written!r} (from {variable}): must be {allowed}"
 
 
-@pytest.mark.parametrize("line", ["port = true", "port = 1.5", "port = [1]", "host = 7"])
+@pytest.mark.parametrize(
+    "line",
+    ["port = true", "port = 1.5", "port = [1]", "host = 7", "event_log_sample = true"],
+)
 def test_wrong_type_in_the_file_is_refused(tmp_path: Path, line: str) -> None:
     file = write(tmp_path, line)
     text = refusal(file)

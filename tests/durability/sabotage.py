@@ -23,8 +23,9 @@ def confirm_before_commit() -> None:
         messages: Iterable[Message],
         expires_at_ms: int | None,
         committed: Callable[[], None] | None,
+        cost: int = 0,
     ) -> None:
-        write(self, seq_ids, messages, expires_at_ms, None)
+        write(self, seq_ids, messages, expires_at_ms, None, cost)
         if committed is not None:
             committed()
 

@@ -27,7 +27,8 @@ _EVENTS = """
         coalesce(rk, '') rk, coalesce(queue, '') queue, coalesce(msg, 0) msg,
         coalesce(ctag, '') ctag, coalesce(size, 0) size, coalesce(delivery_count, 0) delivery_count,
         coalesce(routed, 0) routed, coalesce(n, 1) n, wait_us, hold_us, depth,
-        coalesce(reason, '') reason, coalesce(peer, '') peer, attrs
+        coalesce(reason, '') reason, coalesce(peer, '') peer, attrs,
+        ev = 'ack' OR (ev IN ('deliver', 'get') AND reason IS NOT DISTINCT FROM 'auto_ack') AS acks
     FROM lines
 """
 
@@ -55,15 +56,25 @@ class Oracle:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-_FLOWS = """
+_STAMPED_FLOWS = """
     SELECT ts - ts % $WINDOW AS "window", vhost, queue,
         coalesce(sum(n) FILTER (ev IN ('publish', 'enqueue', 'requeue')), 0)::BIGINT AS came,
         coalesce(sum(n) FILTER (ev IN ('deliver', 'get', 'expire', 'drop', 'purge')), 0)::BIGINT
             AS went,
-        arg_max(depth, seq) FILTER (depth IS NOT NULL) AS depth
+        arg_max(depth, seq) FILTER (depth IS NOT NULL) AS stamped
     FROM e WHERE queue != '' AND ev IN ('publish', 'enqueue', 'requeue', 'deliver', 'get', 'expire',
         'drop', 'purge')
     GROUP BY ALL
+"""
+
+# A queue that only dead letters come into is stamped by nobody: there, what came and went counts.
+_FLOWS = f"""
+    SELECT "window", vhost, queue, came, went, coalesce(stamped,
+        greatest(0, net + coalesce(last_value(stamped - net IGNORE NULLS) OVER w, 0)))::BIGINT
+            AS depth
+    FROM (SELECT *, sum(came - went) OVER v AS net FROM ({_STAMPED_FLOWS})
+        WINDOW v AS (PARTITION BY vhost, queue ORDER BY "window"))
+    WINDOW w AS (PARTITION BY vhost, queue ORDER BY "window")
 """
 
 _WAITS = """
@@ -81,7 +92,7 @@ _E2E = """
         quantile_disc(a.ts - p.ts, 0.95) / 1000.0 AS e2e_p95_ms,
         quantile_disc(a.ts - p.ts, 0.99) / 1000.0 AS e2e_p99_ms
     FROM e a JOIN e p USING (vhost, queue, msg)
-    WHERE a.ev = 'ack' AND p.ev IN ('publish', 'enqueue') AND msg != 0 GROUP BY ALL
+    WHERE a.acks AND p.ev IN ('publish', 'enqueue') AND msg != 0 GROUP BY ALL
 """
 
 QUESTIONS = {
@@ -101,6 +112,7 @@ QUESTIONS = {
         WITH c AS (
             SELECT vhost, queue, ctag, boot, conn, ch, "user",
                 count(*) FILTER (ev = 'deliver') AS deliveries,
+                count(*) FILTER (ev = 'deliver' AND NOT acks) AS to_answer,
                 count(*) FILTER (ev != 'deliver') AS answers,
                 quantile_disc(hold_us, 0.5) FILTER (ev != 'deliver') AS p50,
                 quantile_disc(hold_us, 0.95) FILTER (ev != 'deliver') AS p95,
@@ -109,7 +121,7 @@ QUESTIONS = {
                 sum(hold_us) FILTER (ev != 'deliver') AS held
             FROM e WHERE ev IN ('deliver', 'ack', 'nack', 'reject') GROUP BY ALL)
         SELECT vhost, queue, ctag, boot, conn, ch, "user", deliveries, answers,
-            deliveries - answers AS unacked, p50 / 1e3 AS hold_p50_ms, p95 / 1e3 AS hold_p95_ms,
+            to_answer - answers AS unacked, p50 / 1e3 AS hold_p50_ms, p95 / 1e3 AS hold_p95_ms,
             p99 / 1e3 AS hold_p99_ms, most / 1e3 AS hold_max_ms,
             held / sum(held) OVER (PARTITION BY vhost, queue) AS hold_share,
             p50 / (SELECT quantile_disc(o.p50, 0.5) FROM c o
@@ -169,7 +181,7 @@ QUESTIONS = {
                 / (SELECT sum(size) FROM e WHERE ev IN ('publish', 'deliver')) AS share
         FROM e WHERE "user" != '' AND ev IN ('publish', 'deliver', 'connection_open')
         GROUP BY ALL""",
-    "unused": """
+    "unused": r"""
         SELECT vhost, 'queue' AS kind, queue AS name, min(ts) FILTER (ev = 'queue_declare')
                 AS declared_at,
             max(ts) FILTER (ev IN ('publish', 'enqueue', 'deliver', 'consume')) AS last_used
@@ -177,13 +189,18 @@ QUESTIONS = {
         HAVING count(*) FILTER (ev = 'queue_declare') > 0
         UNION ALL
         SELECT vhost, 'exchange', exchange, min(ts) FILTER (ev = 'exchange_declare'),
-            max(ts) FILTER (ev = 'publish')
+            max(ts) FILTER (ev IN ('publish', 'dead_letter'))
         FROM e GROUP BY ALL HAVING count(*) FILTER (ev = 'exchange_declare') > 0
         UNION ALL
         SELECT b.vhost, 'binding', b.exchange || ' -> ' || b.queue || ' (' || b.rk || ')', b.ts,
-            (SELECT max(p.ts) FROM e p WHERE p.ev = 'publish' AND p.vhost = b.vhost
-                AND p.exchange = b.exchange AND p.rk = b.rk)
-        FROM e b WHERE b.ev = 'bind'""",
+            (SELECT max(p.ts) FROM e p WHERE p.ev IN ('publish', 'dead_letter')
+                AND p.vhost = b.vhost AND p.exchange = b.exchange
+                AND CASE x.type WHEN 'fanout' THEN true WHEN 'topic' THEN regexp_full_match(p.rk,
+                    replace(replace(replace(b.rk, '.', '\.'), '*', '[^.]*'), '#', '.*'))
+                    ELSE p.rk = b.rk END)
+        FROM e b LEFT JOIN (SELECT vhost, exchange, any_value(attrs['type']) AS type FROM e
+            WHERE ev = 'exchange_declare' GROUP BY ALL) x USING (vhost, exchange)
+        WHERE b.ev = 'bind'""",
     "quality": """
         SELECT boot, count(*) AS events, min(ts) AS first_at, max(ts) AS last_at,
             max(seq) - min(seq) + 1 - count(DISTINCT seq) AS missing,
@@ -209,7 +226,7 @@ QUESTIONS = {
         WITH lives AS (SELECT vhost, queue, msg, max(size) AS size, count(*) FILTER (ev = 'deliver')
                 AS deliveries, min(ts) FILTER (ev IN ('publish', 'enqueue')) AS published_at,
                 min(ts) FILTER (ev = 'deliver') AS delivered_at,
-                max(ts) FILTER (ev = 'ack') AS acked,
+                max(ts) FILTER (acks) AS acked,
                 max(ts) FILTER (ev = 'dead_letter') AS died,
                 max(ts) FILTER (ev = 'return') AS returned, max(ts) FILTER (ev = 'drop') AS dropped
             FROM e WHERE msg != 0 AND NOT (ev = 'publish' AND routed > 1) GROUP BY ALL)

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pika
+import pika  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 

@@ -144,12 +144,12 @@ def test_lines_where_there_is_no_terminal() -> None:
     screen = Screen(out, in_place=False, limit=2)
     screen.show_alert(an_alert())
     lost = Reading(0, "shop", "", "x", 0.0, 0.0, 0, None, None, 0.0, 0, 6.0)
-    readings = [a_reading("mail", 1), a_reading("orders", 5), a_reading("rare", 0.1), lost]
+    readings = [a_reading("mail", 1.0), a_reading("orders", 5.0), a_reading("rare", 0.1), lost]
     screen.show(readings, {("shop", "", "x")}, 0)
     assert out.getvalue().splitlines() == [
         "00:00:00 ! slow begins: queue orders in vhost shop: 9 ms (limit 5)",
-        "00:00:00 shop x: 6 unroutable a minute",
-        "00:00:00 shop orders: in 5/s, out 1/s, p99 wait 12.35 ms, depth 7 (-0.5/s)",
+        "00:00:00 shop x: 6.00 unroutable a minute",
+        "00:00:00 shop orders: in 5.00/s, out 1.00/s, p99 wait 12.35 ms, depth 7 (-0.500/s)",
     ]
 
 

@@ -10,13 +10,10 @@ import pytest
 from leveret.storage import database as database_module
 from leveret.storage.backing_queue import LOADING
 from leveret.storage.database import CHECKPOINT_BYTES
-from leveret.storage.variable_queue import (
-    PAGING_STEP,
-    READ_MESSAGES,
-    READ_POSITIONS,
-    SEGMENT_SIZE,
-    VariableQueue,
-)
+from leveret.storage.queue_paging import PAGING_STEP
+from leveret.storage.queue_reading import READ_MESSAGES, READ_POSITIONS
+from leveret.storage.queue_state import SEGMENT_SIZE
+from leveret.storage.variable_queue import VariableQueue
 from tests.storage.bench import message
 from tests.storage.stage import Stage
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from leveret.storage import variable_queue
+from leveret.storage import queue_reading, queue_state
 from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
 from leveret.storage.memory_use import INFINITY
 from leveret.storage.msg_status import MsgStatus
+from leveret.storage.variable_queue import VariableQueue
 from tests.storage.bench import message
 from tests.storage.stage import Stage
 
@@ -31,7 +32,7 @@ class Show:
         self.wakes += 1
 
     @property
-    def queue(self) -> variable_queue.VariableQueue:
+    def queue(self) -> VariableQueue:
         return self.stage.queue
 
     def publish(self, first: int, last: int, *, persistent: bool = True) -> None:
@@ -257,7 +258,7 @@ def test_one_wake_for_a_read_however_often_it_was_asked(show: Show) -> None:
 
 
 def test_reading_ahead_is_bounded_by_bytes(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variable_queue, "READ_BYTES", 1000)
+    monkeypatch.setattr(queue_reading, "READ_BYTES", 1000)
     run = [message("x" * 400, persistent=True) for _ in range(10)]
     show.stage.call(lambda: show.queue.publish(run, None))
     show.push(q4=10)
@@ -470,7 +471,7 @@ def test_a_queue_started_anew_on_a_live_index(show: Show) -> None:
     # Their rows in the transient file may still be there: their positions are not given again.
     show.publish(100, 105, persistent=False)
     old = show.queue
-    show.stage.queue = variable_queue.VariableQueue(
+    show.stage.queue = VariableQueue(
         show._wake, old._index, old._make_transient_index, lambda: 0.0, is_clean=False
     )
     old._end()
@@ -581,7 +582,7 @@ def statuses() -> int:
 )
 def test_a_delta_is_four_integers(count: int) -> None:
     """A queue of ten million messages needs no more memory than one of a hundred thousand."""
-    stage = Stage(lambda: None, segment_size=variable_queue.SEGMENT_SIZE)
+    stage = Stage(lambda: None, segment_size=queue_state.SEGMENT_SIZE)
     queue = stage.queue
     queue.memory.target_ram_count = 0
     # Looking at everything after each turn would take hours.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -188,6 +189,22 @@ async def test_a_full_disk_is_tried_again_and_loses_nothing(
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "No space left" in errors[0].getMessage()
+
+
+async def test_a_machine_without_threads_left_is_tried_again(
+    journal: Journal, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        write_lines(journal, 2000)
+    write_lines(journal, 2000)
+    await journal.stop()
+    events = read_events(folder)
+    assert len(events) == 4002
+    assert_no_gaps(events)
 
 
 async def test_a_stop_on_a_full_disk_ends(

@@ -172,6 +172,24 @@ async def test_room_that_expiry_makes_is_used(town: Town) -> None:
     assert outcome(await town.publish("q", letter(b"1"))) == ([1], [])
 
 
+@pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])
+async def test_what_expires_at_once_takes_no_room(clock: VirtualClock, overflow: str) -> None:
+    """Not even from the next one of the same run."""
+    async with Town(clock) as town:
+        town.add(
+            "q",
+            max_length=1,
+            overflow=overflow,
+            dead_letter_exchange="",
+            dead_letter_routing_key="dead",
+        )
+        town.add("dead")
+        run = [letter(b"%d" % n, expiration="0") for n in range(3)]
+        assert outcome(await town.publish("q", *run)) == ([1, 2, 3], [])
+        assert town.count("q", "dead_letter") == {"expired": 3}
+        assert await town.bodies("dead") == [b"0", b"1", b"2"]
+
+
 async def test_refused_messages_are_dead_lettered_with_reject_publish_dlx(town: Town) -> None:
     town.add(
         "q",

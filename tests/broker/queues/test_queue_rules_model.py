@@ -379,7 +379,7 @@ class QueueRules(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("examples", "steps"),
     [
-        pytest.param(40, 20, id="short"),
+        pytest.param(120, 25, id="short"),
         pytest.param(800, 40, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
