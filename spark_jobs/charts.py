@@ -23,6 +23,8 @@ from leveret.spark_jobs.findings import Answers
 _WIDTH: Final = 9.0
 _HEIGHT: Final = 2.6
 _SERIES: Final = 6
+# A series this many times below the highest is not drawn on the same scale.
+_LOW: Final = 200
 _BARS: Final = 12
 _FLOW: Final = ("publish", "deliver", "ack")
 # Distinguishable also for those who see colours differently (Okabe and Ito).
@@ -88,7 +90,11 @@ def _waits(axes: Axes, answers: Answers) -> float:
 
 
 def _depths(axes: Axes, answers: Answers) -> float:
-    return _lines(axes, _by_queue(answers["backlog"], "depth"), "messages ready")
+    series = _by_queue(answers["backlog"], "depth")
+    # Beside a queue of thousands, those in which a message waits now and then are a line at zero.
+    highest = max((max(values.values()) for _, values in series), default=0.0)
+    high = [one for one in series if max(one[1].values()) >= highest / _LOW]
+    return _lines(axes, high, "messages ready")
 
 
 def _holders(axes: Axes, answers: Answers) -> float:

@@ -41,6 +41,15 @@ JOB_NAMES: Final = (
     "lifecycle",
 )
 
+# On little data all that Spark does to be fast on much is pure cost.
+_FOR_LITTLE_DATA: Final = (
+    ("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    ("spark.sql.shuffle.partitions", "1"),
+    ("spark.sql.adaptive.enabled", "false"),
+    ("spark.sql.codegen.wholeStage", "false"),
+    ("spark.sql.codegen.factoryMode", "NO_CODEGEN"),
+)
+
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -154,6 +163,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     everything = dict.fromkeys(("since", "until", "vhost", "queue"))
     usual = dict.fromkeys(("window", "capacity", "poison_deliveries"))
     demo.set_defaults(run=_runner("demo"), command="demo", pdf=False, **everything, **usual)
+    demo.set_defaults(conf=list(_FOR_LITTLE_DATA))
 
 
 def _command(

@@ -101,7 +101,9 @@ def _report(spark: SparkSession, options: argparse.Namespace) -> int:
     inputs = _inputs(spark, lake, options)
     target = Path(options.output)
     with _progress("report"):
-        written = report.write(spark, inputs, lake, target)
+        written = report.write(
+            spark, inputs, lake, target, on_job=lambda name: _show(f"report: {name} …")
+        )
     for finding in written.findings:
         print(f"{finding.severity}: {finding.text}")
     if not written.findings:
@@ -153,17 +155,10 @@ def _take_in(spark: SparkSession, log: str, lake: Lake, files_per_batch: int) ->
     started = time.monotonic()
 
     def show(so_far: Ingested) -> None:
-        if sys.stderr.isatty():
-            print(
-                f"\r\x1b[Kbatch {so_far.batches}: {so_far.events:,} events",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+        _show(f"batch {so_far.batches}: {so_far.events:,} events")
 
-    done = ingest(spark, log, lake, files_per_batch=files_per_batch, on_batch=show)
-    if sys.stderr.isatty() and done.batches:
-        print("\r\x1b[K", end="", file=sys.stderr)
+    with _progress(f"taking in {log}"):
+        done = ingest(spark, log, lake, files_per_batch=files_per_batch, on_batch=show)
     text = f"{done.events:,} events taken in from {log} in {time.monotonic() - started:.1f} s"
     if done.malformed:
         text += f"; {done.malformed:,} malformed lines are in {lake.quarantine}"
@@ -173,14 +168,17 @@ def _take_in(spark: SparkSession, log: str, lake: Lake, files_per_batch: int) ->
 @contextmanager
 def _progress(text: str) -> Iterator[None]:
     """Shows on a terminal what takes its time."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(f"\r\x1b[K{text} …", end="", file=sys.stderr, flush=True)
+    _show(f"{text} …")
     try:
         yield
     finally:
-        if shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        _show("")
+
+
+def _show(text: str) -> None:
+    """In place of what was shown before; on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _write_file(answer: DataFrame, name: str, options: argparse.Namespace) -> None:

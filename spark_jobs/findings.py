@@ -67,6 +67,8 @@ def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
             end = "acked in the end" if row["acked"] else "never acked"
             if "delivery_limit" in row["reasons"]:
                 end = "then removed by the delivery limit"
+            elif "rejected" in row["reasons"]:
+                end = "then rejected and dead-lettered"
             yield Finding(
                 PROBLEM,
                 "poison",

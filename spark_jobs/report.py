@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,21 +45,33 @@ class Report:
     html: str
 
 
-def write(spark: SparkSession, inputs: Inputs, lake: Lake, target: Path) -> Report:
-    """Run every job and write the report. Raises LakeError without events, and OSError."""
-    report = make(spark, inputs, lake)
+def write(
+    spark: SparkSession,
+    inputs: Inputs,
+    lake: Lake,
+    target: Path,
+    on_job: Callable[[str], None] | None = None,
+) -> Report:
+    """Run every job and write the report. Raises LakeError without events, and OSError.
+
+    ``on_job`` is told the name of each job as it begins.
+    """
+    report = make(spark, inputs, lake, on_job)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(report.html, encoding="utf-8")
     return report
 
 
-def make(spark: SparkSession, inputs: Inputs, lake: Lake) -> Report:
+def make(
+    spark: SparkSession, inputs: Inputs, lake: Lake, on_job: Callable[[str], None] | None = None
+) -> Report:
     first, last = span(inputs.events)
-    answers = {
-        name: rows_of(keep(spark, job, inputs, lake))
-        for name, job in JOBS.items()
-        if name not in _NOT_SHOWN
-    }
+    answers = {}
+    for name, job in JOBS.items():
+        if name not in _NOT_SHOWN:
+            if on_job is not None:
+                on_job(name)
+            answers[name] = rows_of(keep(spark, job, inputs, lake))
     found = findings.find(answers, (last - first) / 1_000_000)
     page = render(answers, found, first, last, inputs.options.window_s)
     return Report(found, answers, page)

@@ -20,7 +20,7 @@ from leveret.storage.msg_status import (
     place_of,
 )
 from leveret.storage.queue_reading import ReadingQueue
-from leveret.storage.queue_state import loaded
+from leveret.storage.queue_state import status_at
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class ExpiringQueue(ReadingQueue):
                     if index is not None:
                         positions, next_ms = await index.read_due(first, end, now_ms, enough)
                         nexts += () if next_ms is None else (next_ms,)
-                        found += [loaded(each, index is self._index) for each in positions]
+                        found += [status_at(each, index is self._index) for each in positions]
             finally:
                 self._is_reading_positions = False
                 later, self._requeue_later = self._requeue_later, []

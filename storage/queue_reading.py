@@ -23,7 +23,7 @@ from leveret.storage.msg_status import (
     MsgStatus,
 )
 from leveret.storage.queue_paging import PagingQueue
-from leveret.storage.queue_state import loaded
+from leveret.storage.queue_state import status_at
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class ReadingQueue(PagingQueue):
             for index in (self._index, self._transient):
                 if index is not None:
                     positions = await index.read_positions(first, end, limit)
-                    found += [loaded(position, index is self._index) for position in positions]
+                    found += [status_at(position, index is self._index) for position in positions]
                     self._learn_returns(positions)
         finally:
             self._is_reading_positions = False

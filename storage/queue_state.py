@@ -355,7 +355,7 @@ class QueueState:
             assert not any((self.q1, self.q2, self.q4)), "lazy"
 
 
-def loaded(position: Position, is_persistent: bool) -> MsgStatus:
+def status_at(position: Position, is_persistent: bool) -> MsgStatus:
     return MsgStatus(
         position.seq_id,
         None,

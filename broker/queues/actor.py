@@ -526,11 +526,13 @@ class QueueActor:
             if granted is None:
                 break
             consumer, share = granted
+            # What has expired is still to be dead-lettered, and counts are known of what is
+            # here: it is fetched as pending.
+            is_looked_at = self._is_ruled or self._shows_delivery_count
             try:
-                # What has expired is still to be dead-lettered: it is fetched as pending.
                 entries = backing.fetch(
                     share,
-                    ack_required=self._is_ruled or not consumer.no_ack,
+                    ack_required=is_looked_at or not consumer.no_ack,
                     max_bytes=consumer.channel.window * LARGE,
                 )
             except Exception:
@@ -541,17 +543,16 @@ class QueueActor:
                 consumers.unused(consumer, share)
                 self._is_loading = entries is LOADING
                 break
-            if self._is_ruled:
-                if not is_fresh:
-                    entries = self._without_expired(entries)
-                if consumer.no_ack:
-                    backing.ack([entry.seq_id for entry in entries])
+            if self._is_ruled and not is_fresh:
+                entries = self._without_expired(entries)
             if len(entries) < share:
                 consumers.unused(consumer, share - len(entries))
             if not entries and self._dead.is_full:
                 # All had expired: the rest waits until some of them are on their way.
                 break
             self._send_entries(consumer, entries)
+            if is_looked_at and consumer.no_ack:
+                backing.ack([entry.seq_id for entry in entries])
             delivered += len(entries)
         return delivered
 
@@ -777,6 +778,8 @@ class QueueActor:
                 message = self._with_delivery_count(entry)
             if get.no_ack:
                 self.counters.get_no_ack += 1
+                if self._is_ruled or self._shows_delivery_count:
+                    self._backing.ack([entry.seq_id])
             else:
                 self.counters.get += 1
                 self._consumers.channel(get.channel).unacked[entry.seq_id] = None
@@ -788,17 +791,16 @@ class QueueActor:
             )
 
     def _fetch_one(self, *, ack_required: bool) -> list[Entry] | Nothing:
-        """The first that has not expired."""
+        """The first that has not expired; where there are rules it is pending in any case."""
         if not self._is_ruled:
-            return self._backing.fetch(1, ack_required=ack_required, max_bytes=1)
+            is_pending = ack_required or self._shows_delivery_count
+            return self._backing.fetch(1, ack_required=is_pending, max_bytes=1)
         while True:
             entries = self._backing.fetch(1, ack_required=True, max_bytes=1)
             if entries is LOADING or entries is EMPTY:
                 return entries
             entries = self._without_expired(entries)
             if entries:
-                if not ack_required:
-                    self._backing.ack([entries[0].seq_id])
                 # What the answer counts as left is not what has expired behind it.
                 if not self._is_exact:
                     self._drop_expired()

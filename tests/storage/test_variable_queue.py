@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leveret.storage import queue_reading, queue_state
+from leveret.storage import queue_paging, queue_reading, queue_state
 from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
 from leveret.storage.memory_use import INFINITY
 from leveret.storage.msg_status import MsgStatus
@@ -527,7 +527,7 @@ def test_no_limit_pages_nothing(show: Show) -> None:
 
 
 def test_paging_goes_on_in_steps(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variable_queue, "PAGING_STEP", 4)
+    monkeypatch.setattr(queue_paging, "PAGING_STEP", 4)
     show.publish(1, 10)
     show.stage.settle()
     wakes = show.wakes
@@ -544,7 +544,7 @@ def test_paging_goes_on_in_steps(show: Show, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_paging_what_cannot_be_paged_ends(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read ahead stays in memory whatever the target; that must not spin."""
-    monkeypatch.setattr(variable_queue, "PAGING_STEP", 2)
+    monkeypatch.setattr(queue_paging, "PAGING_STEP", 2)
     show.publish(1, 10)
     show.push(q4=10)
     assert show.stage.call(show.queue.peek) is LOADING

@@ -123,6 +123,24 @@ async def test_a_quorum_queue_says_so_to_a_consumer_that_was_waiting(
     assert headers == [count, {"x": Field("I", 1), **count}]
 
 
+@pytest.mark.parametrize("use", ["get", "consume"])
+async def test_it_says_so_where_no_ack_is_expected(town: Town, port: Port, use: str) -> None:
+    queue = town.add("q", queue_type="quorum")
+    await town.publish("q", letter(b"a"))
+    await return_all(town, queue, port, 2)
+    if use == "get":
+        answer = await town.get("q", port, no_ack=True)
+        assert answer is not None
+        message = answer.message
+    else:
+        consume(queue, port, no_ack=True)
+        await town.rest()
+        [(message, _)] = delivered(port)
+    assert (pick_headers(message.header) or {})["x-delivery-count"].value == 2
+    assert town.count("q", "messages") == 0
+    assert town.actors["q"]._backing.depth() == 0
+
+
 async def test_a_limit_that_comes_by_policy_counts_from_then_on(town: Town, port: Port) -> None:
     queue = town.add("q")
     await town.publish("q", letter(b"a"))
