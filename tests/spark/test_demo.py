@@ -34,6 +34,7 @@ Answer = Callable[[str], list[dict[str, Any]]]
 NAMED = [
     ("slow_consumers", f"consumer {demo_script.SLOW.ctag} (user web"),
     ("poison", f"was delivered {demo_script.POISON_DELIVERIES} times to 1 consumer"),
+    ("poison", "(then rejected and dead-lettered)"),
     ("unroutable", f"{demo_script.UNROUTABLE} messages of user web reached no queue (2 keys"),
     ("churn", f"user legacy from 127.0.0.1 opened {demo_script.CONNECTIONS} connections"),
     ("churn", f"{demo_script.BAD_LOGINS} logins as intruder from 127.0.0.1 were refused"),
