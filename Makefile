@@ -1,5 +1,5 @@
 # Everything a person or a machine does with this repository. Needs Python 3.11, make and,
-# for the compiled codec, a C compiler. One .venv serves all targets; only tests and lint
+# for the compiled codec, a C compiler. One .venv serves all targets; only the demo, tests and lint
 # install Spark (and a Java for it, where there is none).
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +8,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # What an installation depends on: these files, and the compiled codec's source.
 PACKAGING := pyproject.toml setup.py constraints.txt $(wildcard protocol/_hot.pyx)
 
-.PHONY: help run test test-all soak lint bench clean
+.PHONY: help run demo test test-all soak lint bench clean
 
 help:
 	@echo "make run       start a broker on 127.0.0.1:5672 (FLAGS='--port 5673' for others)"
+	@echo "make demo      a broker under a lively load, and a report on it in your browser"
 	@echo "make test      lint, types and the fast tests"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make soak      kill and power-cut a broker under load for hours (FLAGS='--hours 0.5')"
@@ -27,12 +28,19 @@ $(VENV)/.core: $(PACKAGING) | $(BIN)/python
 	$(INSTALL) -e .
 	@touch $@
 
+$(VENV)/.spark: $(PACKAGING) | $(BIN)/python
+	$(INSTALL) -e '.[spark]'
+	@touch $@ $(VENV)/.core
+
 $(VENV)/.dev: $(PACKAGING) | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
-	@touch $@ $(VENV)/.core
+	@touch $@ $(VENV)/.core $(VENV)/.spark
 
 run: $(VENV)/.core
 	exec $(BIN)/leveret serve $(FLAGS)
+
+demo: $(VENV)/.spark
+	$(BIN)/leveret analytics demo $(FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

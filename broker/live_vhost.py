@@ -25,7 +25,7 @@ from leveret.broker.parameters import ParameterError
 from leveret.broker.policies.definition import PolicyKind
 from leveret.broker.policies.live import LivePolicies, policy_facts
 from leveret.broker.policies.policy import Policy
-from leveret.broker.queues.actor import STORE
+from leveret.broker.queues.actor_state import STORE
 from leveret.broker.queues.arguments import QueueArguments
 from leveret.broker.queues.record import Queue
 from leveret.broker.queues.supervisor import BackingFactory, QueueSupervisor, with_priorities

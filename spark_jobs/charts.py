@@ -150,6 +150,9 @@ def _lines(
 ) -> float:
     if not any(len(values) > 1 for _, values in series):
         return 0.0
+    if not any(value > 0 for _, values in series for value in values.values()):
+        # A logarithm has no place for zeros alone.
+        scale = "linear"
     for (name, values), colour in zip(series, _COLOURS, strict=False):
         moments = sorted(values)
         # matplotlib takes datetimes; its types do not say so.

@@ -123,9 +123,13 @@ def _demo(spark: SparkSession, options: argparse.Namespace) -> int:
     options.log, options.lake = str(folder / "data"), str(folder / "lake")
     options.output = str(folder / "report.html")
     _report(spark, options)
+    lake = Lake(options.lake)
+    # The one job that is not in the report.
+    with _progress("lifecycle"):
+        keep(spark, JOBS["lifecycle"], _inputs(spark, lake, options), lake)
     if options.open and demo.show_page(Path(options.output), os.environ):
         print("it is open in your browser")
-    print(f"more questions: leveret analytics run lifecycle --lake {options.lake}")
+    print(f"for more: leveret analytics run lifecycle --limit 50 --lake {lake.root}")
     print(f"delete {folder} when you are done")
     return 0
 

@@ -21,7 +21,7 @@ from leveret.broker.memory_monitor import (
     total_memory,
     used_memory,
 )
-from leveret.broker.queues.actor import STORE
+from leveret.broker.queues.actor_state import STORE
 from leveret.broker.queues.commands import (
     Loaded,
     RamDuration,

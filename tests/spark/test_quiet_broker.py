@@ -10,6 +10,7 @@ import asyncio
 from pathlib import Path
 
 import aio_pika
+import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pyspark.sql import SparkSession
 
@@ -56,6 +57,7 @@ async def steady_load(data: Path) -> None:
                 clock.advance(0.5)
 
 
+@pytest.mark.slow  # test_findings.py has the same with a generated log
 def test_a_quiet_broker_yields_no_finding(spark: SparkSession, tmp_path: Path) -> None:
     asyncio.run(steady_load(tmp_path / "data"))
     lake = Lake(str(tmp_path / "lake"))

@@ -11,7 +11,8 @@ import pytest
 from leveret.broker.clock import VirtualClock
 from leveret.broker.flow import Bump
 from leveret.broker.queues import commands as c
-from leveret.broker.queues.actor import LARGE, TURN_MESSAGES
+from leveret.broker.queues.actor_rules import TURN_MESSAGES
+from leveret.broker.queues.actor_state import LARGE
 from leveret.storage.backing_queue import BackingQueue, Confirm
 from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.queues.bench import (

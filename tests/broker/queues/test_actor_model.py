@@ -28,7 +28,8 @@ from hypothesis.stateful import (
 from leveret.broker.clock import VirtualClock
 from leveret.broker.flow import Bump
 from leveret.broker.queues import commands as c
-from leveret.broker.queues.actor import LARGE, QueueActor
+from leveret.broker.queues.actor import QueueActor
+from leveret.broker.queues.actor_state import LARGE
 from leveret.storage.commit import Batch, Operation
 from leveret.storage.memory_queue import MemoryQueue
 from leveret.storage.unit import Unit

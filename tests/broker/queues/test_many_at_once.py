@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from leveret.broker.clock import VirtualClock
-from leveret.broker.queues.actor import DROP_MESSAGES
+from leveret.broker.queues.actor_rules import DROP_MESSAGES
 from leveret.broker.queues.dead_lettering import BACKLOG
 from tests.broker.queues.bench import Port
 from tests.broker.queues.town import Town, consume, delivered, letter

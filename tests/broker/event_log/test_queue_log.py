@@ -1,0 +1,245 @@
+"""What queues do to messages by themselves, as the event log tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika import ExchangeType, Message
+from aio_pika.abc import AbstractChannel
+from pamqp import commands
+
+from leveret.broker.clock import VirtualClock
+from leveret.broker.config import Settings
+from leveret.protocol.codec import make
+from tests.broker.event_log.telling import Telling
+from tests.support.raw_client import RawClient, publish
+from tests.support.waiting import wait_until
+
+TTL_MS = 5_000
+DEAD = {"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "why"}
+
+
+async def declare_graveyard(channel: AbstractChannel) -> None:
+    exchange = await channel.declare_exchange("dlx", ExchangeType.FANOUT)
+    for name in ("dead", "also-dead"):
+        await (await channel.declare_queue(name)).bind(exchange)
+
+
+def ready(told: Telling, queue: str) -> int:
+    return int(statistics(told, queue)["messages_ready"])
+
+
+def statistics(told: Telling, queue: str) -> Any:
+    queues: Any = told.broker.vhosts["/"].statistics()["queues"]
+    return queues[queue]
+
+
+def assert_dead(told: Telling, reason: str, size: int) -> None:
+    """One died of this and came into both queues of the graveyard under its own number."""
+    dead = told.only("dead_letter")
+    assert (dead.vhost, dead.queue, dead.exchange, dead.rk) == ("/", "q", "dlx", "why")
+    assert (dead.reason, dead.routed, dead.size) == (reason, 2, size)
+    buried = told.of("enqueue")
+    assert sorted(event.queue for event in buried) == ["also-dead", "dead"]
+    for event in buried:
+        assert (event.msg, event.reason, event.size) == (dead.msg, "dead_letter", size)
+        assert (event.exchange, event.rk) == ("dlx", "why")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dead_letters", [False, True])
+async def test_expiry(
+    settings: Settings, clock: VirtualClock, dead_letters: bool, exact: bool
+) -> None:
+    arguments = {"x-message-ttl": TTL_MS, **(DEAD if dead_letters else {})}
+    if exact:
+        arguments["x-message-ttl-exact"] = True
+    async with Telling(settings, clock) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        await declare_graveyard(channel)
+        await channel.declare_queue("q", arguments=arguments)
+        await channel.default_exchange.publish(Message(b"abc"), "q")
+        clock.advance(TTL_MS / 1000)
+        await wait_until(lambda: ready(told, "q") == 0)
+        if dead_letters:
+            await wait_until(lambda: ready(told, "dead") == 1)
+    expired = told.only("expire")
+    assert (expired.vhost, expired.queue, expired.size, expired.depth) == ("/", "q", 3, 0)
+    assert expired.wait_us == TTL_MS * 1000
+    assert expired.msg == told.only("publish").msg == told.only_msg()
+    if dead_letters:
+        assert_dead(told, "expired", 3)
+        assert told.kinds("confirm")[:3] == ["publish", "expire", "dead_letter"]
+    else:
+        assert told.kinds("confirm") == ["publish", "expire"]
+
+
+async def test_no_time_at_all(settings: Settings) -> None:
+    """A TTL of 0 and nobody who takes it."""
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("q", arguments={"x-message-ttl": 0})
+        await channel.default_exchange.publish(Message(b"abc"), "q")
+    assert sorted(told.kinds()) == ["confirm", "expire", "publish"]
+    assert told.only("expire").msg == told.only("publish").msg
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+async def test_too_many(settings: Settings, dead_letters: bool) -> None:
+    arguments = {"x-max-length": 2, **(DEAD if dead_letters else {})}
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        await declare_graveyard(channel)
+        await channel.declare_queue("q", arguments=arguments)
+        for body in (b"1", b"22", b"333"):
+            await channel.default_exchange.publish(Message(body), "q")
+        if dead_letters:
+            await wait_until(lambda: ready(told, "dead") == 1)
+    first = told.of("publish")[0]
+    if dead_letters:
+        assert_dead(told, "maxlen", 1)
+        assert told.only("dead_letter").msg == first.msg
+        assert not told.of("drop")
+    else:
+        dropped = told.only("drop")
+        assert (dropped.msg, dropped.queue, dropped.size) == (first.msg, "q", 1)
+        assert (dropped.reason, dropped.depth, dropped.conn) == ("maxlen", 2, 0)
+
+
+async def test_rejected(settings: Settings) -> None:
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        await declare_graveyard(channel)
+        queue = await channel.declare_queue("q", arguments=DEAD)
+        await channel.default_exchange.publish(Message(b"abc"), "q")
+        taken = await queue.get()
+        assert taken is not None
+        await taken.reject(requeue=False)
+        await wait_until(lambda: ready(told, "dead") == 1)
+        again = await (await channel.get_queue("dead")).get()
+        assert again is not None
+        await again.ack()
+    assert_dead(told, "rejected", 3)
+    # Its time in the next queue is counted anew.
+    given = told.of("get")[1]
+    assert given.wait_us == given.ts - told.only("dead_letter").ts
+    assert told.only("ack").queue == "dead"
+    assert told.only_msg()
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+async def test_it_came_back_too_often(settings: Settings, dead_letters: bool) -> None:
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": 1,
+        **(DEAD if dead_letters else {}),
+    }
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        await declare_graveyard(channel)
+        queue = await channel.declare_queue("q", durable=True, arguments=arguments)
+        await channel.default_exchange.publish(Message(b"abc"), "q")
+        for _ in range(2):
+            taken = await queue.get()
+            assert taken is not None
+            await taken.nack()
+        assert await queue.get(fail=False) is None
+        if dead_letters:
+            await wait_until(lambda: ready(told, "dead") == 1)
+    if dead_letters:
+        assert_dead(told, "delivery_limit", 3)
+        assert told.only("dead_letter").delivery_count == 2
+    else:
+        dropped = told.only("drop")
+        assert (dropped.reason, dropped.queue, dropped.size) == ("delivery_limit", "q", 3)
+    assert [event.delivery_count for event in told.of("requeue")] == [1, 2]
+    assert told.only_msg()
+
+
+async def test_a_dead_letter_exchange_that_is_not_there(settings: Settings) -> None:
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("q", arguments={**DEAD, "x-max-length": 0})
+        await channel.default_exchange.publish(Message(b"abc"), "q")
+    dead = told.only("dead_letter")
+    assert (dead.routed, dead.exchange, dead.reason) == (0, "dlx", "maxlen")
+
+
+async def test_a_dead_letter_queue_that_is_full(settings: Settings) -> None:
+    limit = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange("dlx", ExchangeType.FANOUT)
+        full = await channel.declare_queue("full", arguments=limit)
+        await full.bind(exchange)
+        queue = await channel.declare_queue("q", arguments=DEAD)
+        for body in (b"1", b"22"):
+            await channel.default_exchange.publish(Message(body), "q")
+            taken = await queue.get()
+            assert taken is not None
+            await taken.reject()
+        await wait_until(lambda: statistics(told, "q")["dead_letter"] == {"rejected": 2})
+        await wait_until(lambda: statistics(told, "full")["refuse"])
+    dropped = told.only("drop")
+    assert (dropped.queue, dropped.reason, dropped.size) == ("full", "refused", 2)
+
+
+async def test_purge(settings: Settings) -> None:
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("q")
+        for _ in range(3):
+            await channel.default_exchange.publish(Message(b"abc"), "q")
+        await queue.purge()
+        # There is nothing to tell.
+        await queue.purge()
+    purged = told.only("purge")
+    assert (purged.vhost, purged.queue, purged.n, purged.depth) == ("/", "q", 3, 0)
+
+
+async def test_a_queue_that_is_deleted(settings: Settings) -> None:
+    """What was ready is told by the queue; what was delivered, by its channel."""
+    async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
+        channel, other = await connection.channel(), await connection.channel()
+        queue = await channel.declare_queue("q")
+        for body in (b"1", b"22", b"333"):
+            await channel.default_exchange.publish(Message(body), "q")
+        assert await queue.get() is not None
+        await (await other.get_queue("q")).delete(if_unused=False, if_empty=False)
+        # A later one of this name has nothing to do with it.
+        await channel.declare_queue("q")
+        await channel.default_exchange.publish(Message(b"4444"), "q")
+        assert await queue.get() is not None
+        await channel.close()
+    first, second, third, fourth = [event.msg for event in told.of("publish")]
+    dropped = told.of("drop")
+    assert {event.reason for event in dropped} == {"queue_deleted"}
+    assert [event.msg for event in dropped] == [second, third, first]
+    assert (dropped[0].queue, dropped[0].depth, dropped[-1].ch) == ("q", 0, 1)
+    assert told.only("requeue").msg == fourth
+
+
+async def test_memory_and_disk(settings: Settings) -> None:
+    """A lazy queue keeps its messages on disk alone, with their numbers."""
+    async with Telling(settings) as told, await RawClient.open(told.broker.port) as client:
+        channel = 1
+        async with await aio_pika.connect(told.url) as connection:
+            its = await connection.channel()
+            await its.declare_queue("q", arguments={"x-queue-mode": "lazy"})
+        await client.send(publish(channel, "q", b"abc") * 50)
+        await wait_until(lambda: ready(told, "q") == 50)
+        for tag in range(1, 51):
+            await client.call(1, make(commands.Basic.Get, queue="q"), commands.Basic.GetOk)
+            await client.tell(1, make(commands.Basic.Ack, delivery_tag=tag))
+        await client.call(1, make(commands.Channel.Close), commands.Channel.CloseOk)
+    out, back = told.of("paged_out"), told.of("paged_in")
+    assert {(event.vhost, event.queue) for event in out + back} == {("/", "q")}
+    assert sum(event.n for event in out) >= sum(event.n for event in back) > 0
+    assert all(event.size == 3 * event.n and event.depth is not None for event in out + back)
+    published = {event.msg: event for event in told.of("publish")}
+    assert [event.msg for event in told.of("get")] == list(published)
+    assert [event.msg for event in told.of("ack")] == list(published)
+    for event in told.of("get"):
+        assert event.wait_us == event.ts - published[event.msg].ts
