@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +31,9 @@ from leveret.spark_jobs.lake import Lake, LakeError, Selection
 from leveret.spark_jobs.runner import keep, open_inputs
 from leveret.spark_jobs.session import build_session
 
+# As shells report a program that Ctrl-C ended.
+INTERRUPTED: Final = 130
+
 
 def run(options: argparse.Namespace) -> int:
     """Run the command that was asked for; returns the exit status."""
@@ -41,6 +44,9 @@ def run(options: argparse.Namespace) -> int:
             return execute(spark, options)
         finally:
             spark.stop()
+    except KeyboardInterrupt:
+        fail("interrupted")
+        return INTERRUPTED
     except (DemoError, LakeError, LinkError, NoJava, OSError) as error:
         return fail(str(error))
     except PySparkException as error:

@@ -334,6 +334,7 @@ def test_dependencies_are_those_the_tests_ran_with(engine: Engine) -> None:
     assert {name.split("==")[0] for name in installed} == {
         "aiosqlite",
         "leveret",
+        "msgspec",
         "pamqp",
         "uvloop",
     }
