@@ -421,8 +421,13 @@ class Channel:
         """Give back what the channel held; done once, whatever ended it."""
         if self.mailbox.is_closed:
             return
-        self.mailbox.close()
+        unread = self.mailbox.close()
         if self.log is not None:
+            for item in unread:
+                if isinstance(item, q.Deliver) and item.seq_ids is None:
+                    self.log.unsent(item.messages, item.queue.log_name)
+                elif isinstance(item, q.GetOk) and item.seq_id is None:
+                    self.log.unsent([item.message], item.queue.log_name)
             self.log.end()
         self.acks.timeout.stop()
         self.consuming.leave()

@@ -169,6 +169,8 @@ class ChannelLog:
         """A run was accepted; before queues are given it, so that they know the numbers."""
         log = self._log
         count = len(messages)
+        if log.numbering.passes_over(count):
+            return
         now_us = log.journal.now_us()
         chosen = log.numbering.choose(count, now_us)
         if chosen is None:
@@ -252,6 +254,9 @@ class ChannelLog:
 
     def withdrawn(self, messages: Sequence[Message], queues: Sequence[str]) -> None:
         """They were published in a transaction that some queue refused."""
+        self._lost(messages, queues, "refused")
+
+    def _lost(self, messages: Sequence[Message], queues: Sequence[str], reason: str) -> None:
         now_us = self._log.journal.now_us()
         found = logged(messages, now_us)
         if found is None:
@@ -260,9 +265,13 @@ class ChannelLog:
         one = messages[0]
         address = named(b"exchange", one.exchange) + named(b"rk", one.routing_key)
         for queue in queues:
-            shared = self._who + address + named(b"queue", queue) + b',"reason":"refused"'
+            shared = self._who + address + named(b"queue", queue) + named(b"reason", reason)
             template = self._log.template("drop", shared, b"msg", b"size")
             self._log.write(now_us, template, (ids, sizes), len(ids))
+
+    def unsent(self, messages: Sequence[Message], log_name: str) -> None:
+        """Deliveries that needed no answer, and that the channel did not live to send."""
+        self._lost(messages, [log_name.removeprefix(self._queue_prefix)], "channel_closed")
 
     # --- delivering ------------------------------------------------------------------------------
 
@@ -278,6 +287,8 @@ class ChannelLog:
         redelivered: bool,
     ) -> None:
         """Sent to a consumer, or, where ``consumer_tag`` is None, the answer to a basic.get."""
+        if len(messages) == 1 and not messages[0].log_id:
+            return
         log = self._log
         now_us = log.journal.now_us()
         found = logged(messages, now_us)

@@ -30,8 +30,7 @@ class Numbering:
         """
         if self._share >= 1:
             return self._take(count, now_us), None
-        if self._gap >= count:
-            self._gap -= count
+        if self.passes_over(count):
             return None
         places = []
         while self._gap < count:
@@ -39,6 +38,13 @@ class Numbering:
             self._gap += 1 + self._next_gap()
         self._gap -= count
         return self._take(len(places), now_us), places
+
+    def passes_over(self, count: int) -> bool:
+        """None of so many is told: they are done with."""
+        if self._gap < count:
+            return False
+        self._gap -= count
+        return True
 
     def _take(self, count: int, now_us: int) -> int:
         first = max(self._last + 1, now_us << ID_BITS)

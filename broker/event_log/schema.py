@@ -129,7 +129,8 @@ MESSAGE_KINDS: Final = (
         "A message is gone: `reason` is `unroutable` (no `queue`), `maxlen`, `refused` (the queue "
         "was full and does not take more), `delivery_limit` (it came back too often, and there is "
         "no dead-letter exchange), `queue_deleted` (of a large queue only the first are told; "
-        "`queue_delete` counts all) or `queue_crashed` (it had not yet taken it).",
+        "`queue_delete` counts all), `queue_crashed` (it had not yet taken it) or "
+        "`channel_closed` (on its way to a consumer that does not answer).",
         (*_CHANNEL, "exchange", "rk", "queue", "ctag", "msg", "size", "depth", "reason"),
     ),
     Kind(

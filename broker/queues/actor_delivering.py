@@ -20,7 +20,7 @@ from leveret.storage.backing_queue import EMPTY, LOADING, Entry, Nothing
 if TYPE_CHECKING:
     from leveret.protocol.message import Message
 
-from leveret.broker.queues.actor_rules import RuleKeeper
+from leveret.broker.queues.actor_rules import TURN_MESSAGES, RuleKeeper
 from leveret.broker.queues.actor_state import LARGE
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,9 @@ class Deliverer(RuleKeeper):
         )
         self._extended.append(state)
         # A channel that is gone says so (ChannelDown), and all it was given is requeued then.
-        state.mailbox.put_urgent(state.last)
+        is_taken = state.mailbox.put_urgent(state.last)
+        if not is_taken and seq_ids is None and self._log is not None:
+            self._log.dropped(messages, depth, "channel_closed")
 
     def _with_delivery_count(self, entry: Entry) -> Message:
         count = self._backing.delivery_count(entry.seq_id)
@@ -166,7 +168,10 @@ class Deliverer(RuleKeeper):
         if not self._is_ruled:
             is_pending = ack_required or self._shows_delivery_count
             return self._backing.fetch(1, ack_required=is_pending, max_bytes=1)
-        while True:
+        for _ in range(TURN_MESSAGES):
+            if self._dead.is_full:
+                self._waits_for_burial = True
+                return LOADING
             entries = self._backing.fetch(1, ack_required=True, max_bytes=1)
             if entries is LOADING or entries is EMPTY:
                 return entries
@@ -176,6 +181,9 @@ class Deliverer(RuleKeeper):
                 if not self._is_exact:
                     self._drop_expired()
                 return entries
+        # Many have expired: others get their turn.
+        self._wake()
+        return LOADING
 
     def _on_ack(self, ack: c.Ack) -> None:
         settled = self._settle(ack.channel, ack.seq_ids)

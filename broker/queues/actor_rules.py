@@ -208,6 +208,9 @@ class RuleKeeper(ActorState):
 
     def _on_unit_ended(self, ended: c.UnitEnded) -> None:
         self._dead.on_unit_ended(is_committed=ended.is_committed)
+        if self._waits_for_burial:
+            self._waits_for_burial = False
+            self._wake()
         self._is_ruled = True
 
     def _on_policy_changed(self, changed: c.PolicyChanged) -> None:

@@ -102,6 +102,8 @@ class ActorState:
         self._is_paging = False
         # The backing queue is reading; fetch again once it says so.
         self._is_loading = False
+        # A get met so many that have expired that some of the dead must be gone first.
+        self._waits_for_burial = False
         # Gets that came while the backing queue was reading.
         self._waiting_gets: list[c.Get] = []
         # Channels given something in this batch: their last Deliver may still be extended.

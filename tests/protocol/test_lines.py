@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,7 +148,7 @@ def test_what_is_held(taken: list[tuple[str, Any]]) -> None:
         assert flat == expected
         assert found[0] == found[1]
         runs = [source for source, *_ in found[0]]
-        assert all(one != other for one, other in zip(runs, runs[1:], strict=False))
+        assert all(one != other for one, other in pairwise(runs))
     assert [len(held) for held in twins] == [len(model)] * 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -42,7 +43,12 @@ class Cluster:
 
 
 def environment() -> dict[str, str]:
-    home = java.prepare(java.find_java(os.environ), java.cache_folder(os.environ))
+    if shutil.which("bash") is None:
+        pytest.skip("Spark's start scripts need bash")
+    try:
+        home = java.prepare(java.find_java(os.environ), java.cache_folder(os.environ))
+    except java.NoJava as error:
+        pytest.skip(f"there is no Java to start a cluster with: {error}")
     return {
         **os.environ,
         "JAVA_HOME": str(home),

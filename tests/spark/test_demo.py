@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from leveret.spark_jobs import demo, demo_script
+from leveret.spark_jobs.cli import main
 from leveret.spark_jobs.demo_actors import DemoError
 from leveret.spark_jobs.demo_truth import Truth
 from leveret.spark_jobs.ingest import ingest
@@ -169,6 +170,12 @@ def test_what_was_planted_is_named(played: Played) -> None:
     said = [(finding.job, finding.text) for finding in played.report.findings]
     for job, text in NAMED:
         assert any(job == one and text in words for one, words in said), (job, text, said)
+
+
+def test_a_play_too_short_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--seconds", str(demo_script.SECONDS_LEAST - 1)])
+    assert "there is nothing to see in less than 5 s" in capsys.readouterr().err
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:

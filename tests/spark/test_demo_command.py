@@ -32,10 +32,3 @@ def test_the_demo_names_everything_planted(tmp_path: Path) -> None:
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 5
     assert f"written: {folder / 'report.html'}" in done.stdout
-
-
-def test_a_play_too_short_is_refused() -> None:
-    command = [sys.executable, "-m", "leveret", "analytics", "demo", "--seconds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-    assert done.returncode == 2
-    assert "there is nothing to see in less than" in done.stderr

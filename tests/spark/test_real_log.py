@@ -21,6 +21,9 @@ from tests.spark.oracle import Oracle
 from tests.spark.test_jobs_agree import KEYS
 from tests.support.broker_process import running_broker
 
+# The fast set has every job on a real log in test_demo.py.
+pytestmark = pytest.mark.slow
+
 MESSAGES = 30
 RETRIES = 6
 WINDOW_S = 10

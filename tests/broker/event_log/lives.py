@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from leveret.broker.event_log.schema import Event
 
+
 class Holder(NamedTuple):
     conn: int
     ch: int
@@ -20,8 +21,8 @@ class Holder(NamedTuple):
 
 class Lives:
     def __init__(self) -> None:
-        # Where a message is: "ready", "refused" (its requeue follows), or who has it. Those whose life is
-        # over are not here.
+        # Where a message is: "ready", "refused" (its requeue follows), or who has it.
+        # Those whose life is over are not here.
         self.places: dict[tuple[int, str], str | Holder] = {}
         self.over: set[tuple[int, str]] = set()
         self.deliveries: Counter[tuple[int, str]] = Counter()
@@ -133,7 +134,11 @@ class Lives:
         self._end(key)
 
     def _return(self, event: Event) -> None:
-        self.homeless.remove(event.msg)
+        if event.msg in self.homeless:
+            self.homeless.remove(event.msg)
+        else:
+            # Its only queue was deleted before it came in.
+            assert (event.msg, self.born[event.msg].queue) in self.over, event
 
     def _purge(self, event: Event) -> None:
         self.purged[event.queue] += event.n

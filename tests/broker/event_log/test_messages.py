@@ -259,7 +259,7 @@ async def test_a_tag_beyond_all_numbers(settings: Settings) -> None:
 
 
 async def test_a_refused_confirm(settings: Settings) -> None:
-    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
         channel = await connection.channel()
         await channel.declare_queue("q", arguments=arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import aio_pika
 import pytest
@@ -59,6 +60,10 @@ def test_numbers_are_never_given_twice() -> None:
     assert last >> ID_BITS == 1_000
 
 
+def all_seen(seen: Counter[bool]) -> bool:
+    return seen[True] == 500
+
+
 async def test_a_sampled_message_is_told_from_beginning_to_end(settings: Settings) -> None:
     """And of others there is nothing; in runs, with fanout and requeues."""
     async with (
@@ -88,7 +93,7 @@ async def test_a_sampled_message_is_told_from_beginning_to_end(settings: Setting
                     await message.nack()
 
             await queue.consume(answer)
-            await wait_until(lambda seen=seen: seen[True] == 500)
+            await wait_until(partial(all_seen, seen))
     numbers = {event.msg for event in told.of("publish")}
     assert 50 < len(numbers) < 160
     lives = {(msg, queue): [] for msg in numbers for queue in "ab"}  # type: ignore[var-annotated]
@@ -149,9 +154,7 @@ async def test_what_was_not_told_stays_untold(settings: Settings) -> None:
     assert told.kinds("paged_in") == []
 
 
-async def test_shed_events_are_counted(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shed_events_are_counted(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages go on while the disk does not; what is published then is not told later either."""
     disk = Disk(monkeypatch)
     telling = Telling(settings, event_log_buffer=1024)

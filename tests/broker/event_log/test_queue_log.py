@@ -18,7 +18,7 @@ from tests.support.raw_client import RawClient, publish
 from tests.support.waiting import wait_until
 
 TTL_MS = 5_000
-DEAD = {"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "why"}
+DEAD: dict[str, Any] = {"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "why"}
 
 
 async def declare_graveyard(channel: AbstractChannel) -> None:
@@ -53,7 +53,7 @@ def assert_dead(told: Telling, reason: str, size: int) -> None:
 async def test_expiry(
     settings: Settings, clock: VirtualClock, dead_letters: bool, exact: bool
 ) -> None:
-    arguments = {"x-message-ttl": TTL_MS, **(DEAD if dead_letters else {})}
+    arguments: dict[str, Any] = {"x-message-ttl": TTL_MS, **(DEAD if dead_letters else {})}
     if exact:
         arguments["x-message-ttl-exact"] = True
     async with Telling(settings, clock) as told, await aio_pika.connect(told.url) as connection:
@@ -88,7 +88,7 @@ async def test_no_time_at_all(settings: Settings) -> None:
 
 @pytest.mark.parametrize("dead_letters", [False, True])
 async def test_too_many(settings: Settings, dead_letters: bool) -> None:
-    arguments = {"x-max-length": 2, **(DEAD if dead_letters else {})}
+    arguments: dict[str, Any] = {"x-max-length": 2, **(DEAD if dead_letters else {})}
     async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
         channel = await connection.channel()
         await declare_graveyard(channel)
@@ -131,7 +131,7 @@ async def test_rejected(settings: Settings) -> None:
 
 @pytest.mark.parametrize("dead_letters", [False, True])
 async def test_it_came_back_too_often(settings: Settings, dead_letters: bool) -> None:
-    arguments = {
+    arguments: dict[str, Any] = {
         "x-queue-type": "quorum",
         "x-delivery-limit": 1,
         **(DEAD if dead_letters else {}),
@@ -168,7 +168,7 @@ async def test_a_dead_letter_exchange_that_is_not_there(settings: Settings) -> N
 
 
 async def test_a_dead_letter_queue_that_is_full(settings: Settings) -> None:
-    limit = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    limit: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     async with Telling(settings) as told, await aio_pika.connect(told.url) as connection:
         channel = await connection.channel()
         exchange = await channel.declare_exchange("dlx", ExchangeType.FANOUT)

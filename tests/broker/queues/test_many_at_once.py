@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from leveret.broker.clock import VirtualClock
+from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor_rules import DROP_MESSAGES
 from leveret.broker.queues.dead_lettering import BACKLOG
 from tests.broker.queues.bench import Port
@@ -81,4 +82,28 @@ async def test_a_consumer_does_not_pull_them_all_out_of_the_queue(town: Town) ->
     town.is_holding = False
     await town.commit_held()
     assert [message.body for message, _ in delivered(port)] == [b"alive"]
+    assert town.count("dead") == MANY
+
+
+async def test_nor_does_a_get(town: Town) -> None:
+    """It is answered when those before the one it gets are on their way."""
+    queue = town.add("q", dead_letter_exchange="", dead_letter_routing_key="dead")
+    town.add("dead")
+    # The first lives: what expires behind it is noticed by the get that takes it.
+    await town.publish("q", letter(b"first"))
+    for _ in range(MANY // RUN):
+        await town.publish("q", *[letter(b"a", expiration="100")] * RUN)
+    await town.publish("q", letter(b"last"))
+    town.is_holding = True
+    town.clock.advance(0.1)
+    port = Port("getter")
+    for _ in range(2):
+        queue.mailbox.put(c.Get(port.mailbox, True))
+    await town.rest()
+    assert cast(int, town.count("q")) >= MANY - 2 * BACKLOG
+    assert [item.message.body for item in port.take() if isinstance(item, c.GetOk)] == [b"first"]
+    town.is_holding = False
+    await town.commit_held()
+    await town.rest()
+    assert [item.message.body for item in port.take() if isinstance(item, c.GetOk)] == [b"last"]
     assert town.count("dead") == MANY
