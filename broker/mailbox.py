@@ -52,7 +52,7 @@ class Mailbox:
             return False
         self.ordinary.append(item)
         if self._waiter is not None and not self._urgent_only:
-            self._wake()
+            self.wake()
         return True
 
     def put_urgent(self, item: object) -> bool:
@@ -61,7 +61,7 @@ class Mailbox:
             return False
         self.urgent.append(item)
         if self._waiter is not None:
-            self._wake()
+            self.wake()
         return True
 
     def take_urgent(self) -> list[object]:
@@ -75,6 +75,15 @@ class Mailbox:
             await _TURN
             return
         self._urgent_only = urgent_only
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    async def wait_more(self) -> None:
+        """Return once something was put in addition to what waits, or ``wake`` was called."""
+        self._urgent_only = False
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         try:
             await waiter
@@ -96,7 +105,8 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self.urgent) + len(self.ordinary)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the owner go on, if it waits."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -590,16 +590,17 @@ cdef class Held:
         cdef _Run run = None
         cdef object source = None
         cdef array.array its_tags = None, ids = None, holds = None
-        cdef unsigned long long tag
+        # Tags in between are not held.
+        cdef unsigned long long tag, gap_low = 1, gap_high = 0
         cdef Py_ssize_t at, written = 0, left = len(tags)
         cdef long long hold
         for tag in tags:
             left -= 1
+            if gap_low <= tag <= gap_high:
+                continue
             if run is None or not run.first <= tag <= run.last:
-                run = self._run_of(tag)
+                run = self._run_of(tag, &gap_low, &gap_high)
                 if run is None:
-                    if not self._count:
-                        break
                     continue
             at = _place(run, tag)
             if at < 0 or run.ids.data.as_longlongs[at] == 0:
@@ -639,7 +640,10 @@ cdef class Held:
             tags.extend(range(run.first, run.last + 1) if run.tags is None else run.tags)
         return self.settle(tags, now_us)
 
-    cdef _Run _run_of(self, unsigned long long tag):
+    cdef _Run _run_of(
+        self, unsigned long long tag, unsigned long long *gap_low, unsigned long long *gap_high
+    ):
+        """None, and the gap that the tag is in, if it is in no run."""
         cdef Py_ssize_t low = 0, high = PyList_GET_SIZE(self._runs), middle
         cdef _Run run
         while low < high:
@@ -649,10 +653,17 @@ cdef class Held:
                 low = middle + 1
             else:
                 high = middle
-        if low == PyList_GET_SIZE(self._runs):
-            return None
-        run = <_Run>self._runs[low]
-        return run if run.first <= tag else None
+        gap_high[0] = <unsigned long long>-1
+        if low < PyList_GET_SIZE(self._runs):
+            run = <_Run>self._runs[low]
+            if run.first <= tag:
+                gap_low[0], gap_high[0] = 1, 0
+                return run
+            gap_high[0] = run.first - 1
+        gap_low[0] = 0
+        if low > 0:
+            gap_low[0] = (<_Run>self._runs[low - 1]).last + 1
+        return None
 
 
 cdef Py_ssize_t _place(_Run run, unsigned long long tag):

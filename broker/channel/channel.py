@@ -346,7 +346,7 @@ class Channel:
                 self.send(
                     make(commands.Basic.Nack, delivery_tag=tag, multiple=multiple, requeue=True)
                 )
-        if self.log is not None:
+        if self.log is not None and self.log.awaits_confirms:
             for settled, is_refused in ((refused, True), (confirmed, False)):
                 if settled:
                     self.log.confirm(settled, is_refused=is_refused)

@@ -293,7 +293,7 @@ class PublishMethods:
             is_mandatory=is_mandatory,
             needs=needs,
         )
-        if channel.log is not None:
+        if channel.log is not None and not channel.log.passes_over(count):
             names = [queue.name.name for queue in queues]
             channel.log.publish(messages, names, first, persistent, is_mandatory=is_mandatory)
         if not queues:

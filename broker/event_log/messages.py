@@ -157,6 +157,14 @@ class ChannelLog:
 
     # --- publishing ------------------------------------------------------------------------------
 
+    def passes_over(self, count: int) -> bool:
+        """None of the next so many publishes is told: they are done with."""
+        return self._log.numbering.passes_over(count)
+
+    @property
+    def awaits_confirms(self) -> bool:
+        return bool(self._unconfirmed)
+
     def publish(
         self,
         messages: Sequence[Message],
@@ -169,8 +177,6 @@ class ChannelLog:
         """A run was accepted; before queues are given it, so that they know the numbers."""
         log = self._log
         count = len(messages)
-        if log.numbering.passes_over(count):
-            return
         now_us = log.journal.now_us()
         chosen = log.numbering.choose(count, now_us)
         if chosen is None:
@@ -287,13 +293,13 @@ class ChannelLog:
         redelivered: bool,
     ) -> None:
         """Sent to a consumer, or, where ``consumer_tag`` is None, the answer to a basic.get."""
-        if len(messages) == 1 and not messages[0].log_id:
+        # Mostly none is told: the time is not asked for that.
+        if logged(messages, 0) is None:
             return
         log = self._log
         now_us = log.journal.now_us()
         found = logged(messages, now_us)
-        if found is None:
-            return
+        assert found is not None
         places, ids, sizes, waits = found
         count = len(ids)
         tags: Column = first_tag

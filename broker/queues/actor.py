@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from leveret.broker.flow import Bump
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.dead_lettering import Surroundings
+from leveret.broker.queues.goodbye import refuse
 from leveret.protocol.errors import ChannelException, precondition_failed
 from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue
 
@@ -177,8 +178,9 @@ class QueueActor(Receiver):
                 for first, last in ranges:
                     sender.put_urgent(c.Confirmed(self.mailbox, first, last))
             self._confirms = {}
-        if self._log is not None:
-            self._log.paged(self._backing.paged, len(self._backing))
+        if self._log is not None and self._backing.paged is not self._paged:
+            self._paged = self._backing.paged
+            self._log.paged(self._paged, len(self._backing))
         for state in self._extended:
             state.last = None
         self._extended.clear()
@@ -333,34 +335,28 @@ class QueueActor(Receiver):
                 sender.put_urgent(c.Confirmed(self.mailbox, first, last))
         self._confirms = {}
 
-    def say_goodbye(self, *, crashed: bool) -> None:
-        """Answer whoever still waits for this queue, in the order in which they asked."""
+    @property
+    def is_ending(self) -> bool:
+        """It was deleted, or told to end: there is no next life for it."""
+        return not self._is_alive
+
+    def say_goodbye(self, *, crashed: bool) -> list[object]:
+        """Answer whoever still waits for this queue, in the order in which they asked.
+
+        Returns what they had asked."""
         self._expiry.arm(None)
         self._lifetime.stop()
         self._store_credit.end()
         if crashed:
             self._dead.crash()
-        for command in [*self._waiting_gets, *self._taken, *self.mailbox.close()]:
-            if isinstance(command, c.Delivery):
-                if self._log is not None:
-                    reason = "queue_crashed" if crashed else "queue_deleted"
-                    self._log.dropped(command.messages, 0, reason)
-                command.sender.put_urgent(c.Unreceived(self.mailbox, command, crashed))
-                self._senders.add(command.sender)
-            elif isinstance(command, c.Prepare):
-                if command.is_optional:
-                    command.unit.leave_out()
-                else:
-                    command.unit.refuse()
-                    self._senders.add(command.sender)
-            elif isinstance(command, (c.Get, c.Count, c.Purge, c.Delete, c.Consume, c.Cancel)):
-                command.channel.put_urgent(c.Gone())
-                self._senders.add(command.channel)
+        left = [*self._waiting_gets, *self._taken, *self.mailbox.close()]
+        self._senders |= refuse(left, self.mailbox, self._log, crashed=crashed)
         for consumer in self._consumers:
             consumer.channel.mailbox.put_urgent(c.ConsumerCancelled(consumer.tag))
         for channel in self._senders | self._consumers.channels.keys():
             channel.put_urgent(c.QueueDown(self.mailbox, crashed))
         self._tell_decorators("shutdown")
+        return left
 
     def fall_apart(self) -> None:
         """Break the cycles of a queue that is gone, or it waits for the garbage collector."""

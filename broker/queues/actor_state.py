@@ -116,6 +116,8 @@ class ActorState:
         self._taken: Iterator[object] = iter(())
         # False: the batch at hand is the last one.
         self._is_alive = True
+        # What the event log was told last of messages that left memory and came back.
+        self._paged = self._backing.paged
         # What decorators were told last.
         self._told: tuple[int | None, bool] | None = None
 

@@ -27,7 +27,8 @@ _STEPS = 3
 
 
 def blocks(events: DataFrame) -> DataFrame:
-    """boot, who, by, start and end (microseconds) of every time that somebody was blocked.
+    """boot, who, by, start and end (microseconds) of every time that somebody was blocked, and n:
+    many short blocks are told as one.
 
     Whoever is still blocked when the log ends is so until its last event.
     """
@@ -38,6 +39,7 @@ def blocks(events: DataFrame) -> DataFrame:
         by.alias("by"),
         (F.col("ts") - F.coalesce("hold_us", F.lit(0))).alias("start"),
         F.col("ts").alias("end"),
+        F.coalesce("n", F.lit(1)).alias("n"),
     )
     # Blocks and releases of a pair alternate: one more block than releases is one that lasts.
     lasting = (
@@ -49,6 +51,7 @@ def blocks(events: DataFrame) -> DataFrame:
         )
         .where(F.col("last") == "credit_blocked")
         .drop("last")
+        .withColumn("n", F.lit(1).cast("long"))
     )
     ends = events.groupBy("boot").agg(F.max("ts").alias("end"))
     return ended.unionByName(lasting.join(ends, "boot"))
@@ -62,7 +65,7 @@ def throttling(events: DataFrame) -> DataFrame:
     found = all_blocks.withColumn("root", F.col("by")).withColumn(
         "path", F.concat("who", F.lit(" <- "), "by")
     )
-    key = ["boot", "who", "by", "start", "end"]
+    key = ["boot", "who", "by", "start", "end", "n"]
     for _ in range(_STEPS):
         meanwhile = (
             (F.col("cause_boot") == F.col("boot"))
@@ -82,7 +85,7 @@ def throttling(events: DataFrame) -> DataFrame:
         )
     length = F.col("end") - F.col("start")
     return found.groupBy("who", F.col("by").alias("waited_for"), "root", "path").agg(
-        F.count(F.lit(1)).alias("times"),
+        F.sum("n").alias("times"),
         (F.sum(length) / 1_000_000.0).alias("blocked_s"),
         (F.max(length) / 1_000_000.0).alias("longest_s"),
     )

@@ -29,6 +29,9 @@ from tests.spark.answers import assert_same, rows
 from tests.spark.oracle import QUESTIONS, Oracle
 from tests.spark.test_jobs_agree import KEYS
 
+# All jobs run before the first test; on a busy machine that takes its time.
+pytestmark = pytest.mark.timeout(300)
+
 Answer = Callable[[str], list[dict[str, Any]]]
 
 # What a short play is enough for.

@@ -219,7 +219,7 @@ def test_who_is_still_blocked_counts_to_the_end(spark: SparkSession) -> None:
         event(1 * SECOND, "credit_blocked", attrs=store),
         event(2 * SECOND, "credit_blocked", attrs=channel),
         event(3 * SECOND, "credit_blocked", attrs=elsewhere),
-        event(4 * SECOND, "credit_unblocked", attrs=elsewhere, hold_us=SECOND),
+        event(4 * SECOND, "credit_unblocked", attrs=elsewhere, hold_us=SECOND, n=7),
         event(5 * SECOND, "credit_unblocked", attrs=channel, hold_us=3 * SECOND),
         event(6 * SECOND, "credit_blocked", attrs=channel),
         event(9 * SECOND, "broker_stop"),
@@ -228,7 +228,8 @@ def test_who_is_still_blocked_counts_to_the_end(spark: SparkSession) -> None:
     assert found["channel:1/1"]["root"] == "store:/"
     assert (found["channel:1/1"]["times"], found["channel:1/1"]["blocked_s"]) == (2, 6.0)
     assert found["queue://a"]["blocked_s"] == 8.0
-    assert (found["channel:2/1"]["root"], found["channel:2/1"]["blocked_s"]) == ("queue://b", 1.0)
+    short = found["channel:2/1"]
+    assert (short["root"], short["blocked_s"], short["times"]) == ("queue://b", 1.0, 7)
 
 
 def test_unused_knows_patterns_and_deletions(spark: SparkSession) -> None:

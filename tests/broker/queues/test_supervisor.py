@@ -71,14 +71,26 @@ class Bench:
         self.watcher = Watcher()
         self.is_ready_to_restart = asyncio.Event()
         self.is_ready_to_restart.set()
+        # While set, no queue can be built.
+        self.is_broken = False
+        self.built = 0
+        self.clock = clock
         self.supervisor = QueueSupervisor(
-            lambda queue, wake, spend: Fragile(wake),
+            self._make_backing,
             self.deleted.append,
             clock,
             SETTINGS,
             lambda: [self.watcher],
             self._before_restart,
         )
+
+    def _make_backing(
+        self, queue: Queue, wake: Callable[[], None], spend: Callable[[int], None]
+    ) -> Fragile:
+        self.built += 1
+        if self.is_broken:
+            raise RuntimeError("cannot be built")
+        return Fragile(wake)
 
     async def _before_restart(self) -> None:
         await self.is_ready_to_restart.wait()
@@ -96,6 +108,28 @@ class Bench:
             while queue.mailbox is before:  # noqa: ASYNC110 - turns for the queue's task
                 await asyncio.sleep(0)
         return before
+
+    async def poison(self, queue: Queue) -> None:
+        await self.crash(queue, lambda: Port("poisoner").publish(queue, POISON))
+
+    async def wait_built(self, times: int) -> None:
+        async with asyncio.timeout(10):
+            while self.built < times:  # noqa: ASYNC110 - turns for the queue's task
+                await asyncio.sleep(0)
+
+    async def pausing(self) -> Queue:
+        """A queue that has crashed twice and is not back yet."""
+        queue = self.start("q")
+        await self.poison(queue)
+        await self.poison(queue)
+        await self.take_turns()
+        assert self.built == 2
+        return queue
+
+    async def take_turns(self) -> None:
+        """Enough for any queue that does not wait for the clock."""
+        for _ in range(20):
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -282,3 +316,181 @@ async def test_what_was_put_before_the_stop_is_done(bench: Bench, port: Port) ->
     port.publish(queue, b"1", confirm=True)
     await bench.supervisor.stop()
     assert port.take_one(c.Confirmed).last == 1
+
+
+# --- crashes in a row ----------------------------------------------------------------------------
+
+
+async def test_pauses_between_crashes_grow(bench: Bench, clock: VirtualClock) -> None:
+    queue = bench.start("q")
+    await bench.poison(queue)
+    await bench.wait_built(2)
+    pause_s = 0.1
+    for built in range(2, 12):
+        await bench.poison(queue)
+        clock.advance(pause_s * 0.99)
+        await bench.take_turns()
+        assert bench.built == built, "not before its time"
+        clock.advance(pause_s * 0.02)
+        await bench.wait_built(built + 1)
+        await bench.take_turns()
+        pause_s = min(30.0, pause_s * 2)
+    assert pause_s == 30.0
+
+
+async def test_a_long_life_makes_up_for_crashes(bench: Bench, clock: VirtualClock) -> None:
+    queue = await bench.pausing()
+    clock.advance(0.1)
+    await bench.wait_built(3)
+    clock.advance(59)
+    await bench.poison(queue)
+    await bench.take_turns()
+    assert bench.built == 3, "a minute is not over"
+    clock.advance(0.2)
+    await bench.wait_built(4)
+    clock.advance(60)
+    await bench.poison(queue)
+    await bench.wait_built(5)
+
+
+async def test_crashes_in_a_row_are_one_traceback(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "leveret.broker.queues.supervisor")
+    await bench.pausing()
+    first, second = caplog.records
+    assert first.getMessage() == "queue 'q' in vhost '/' crashed; it is restarted"
+    assert first.exc_info is not None
+    assert second.getMessage() == (
+        "queue 'q' in vhost '/' crashed again, 2 times in a row (RuntimeError: cannot take this);"
+        " it is restarted in 0.1 s"
+    )
+    assert second.exc_info is None
+
+
+async def test_what_comes_in_a_pause_waits_for_its_end(
+    bench: Bench, clock: VirtualClock, port: Port
+) -> None:
+    queue = await bench.pausing()
+    port.publish(queue, b"1", confirm=True)
+    await bench.take_turns()
+    assert bench.built == 2
+    assert port.take() == []
+    clock.advance(0.1)
+    await bench.wait_built(3)
+    await settle(queue.mailbox)
+    assert port.take_one(c.Confirmed).last == 1
+
+
+async def test_a_queue_that_cannot_be_built_is_tried_again(
+    bench: Bench, clock: VirtualClock, port: Port
+) -> None:
+    """Whoever asks meanwhile is answered, as by one that crashes at its start."""
+    bench.is_broken = True
+    queue = bench.start("q")
+    before = queue.mailbox
+    asker = Port("asker")
+    queue.mailbox.put(c.Count(asker.mailbox))
+    lost = port.publish(queue, b"lost", confirm=True)
+    await bench.wait_built(2)
+    await bench.take_turns()
+    assert bench.built == 2
+    assert asker.take() == [c.Gone(), c.QueueDown(before, crashed=True)]
+    assert port.take() == [
+        c.Unreceived(before, lost, crashed=True),
+        c.QueueDown(before, crashed=True),
+    ]
+    bench.is_broken = False
+    port.publish(queue, b"2", confirm=True)
+    clock.advance(0.1)
+    await bench.wait_built(3)
+    await settle(queue.mailbox)
+    assert port.take_one(c.Confirmed).last == 2
+
+
+async def test_a_queue_that_pauses_is_deleted_at_once(bench: Bench) -> None:
+    """Or an exclusive one would outlive its owner."""
+    queue = await bench.pausing()
+    async with asyncio.timeout(10):
+        await bench.supervisor.wait_deleted([queue])
+    assert bench.deleted == [queue]
+    assert bench.supervisor.tasks == []
+    assert queue.mailbox.is_closed
+
+
+async def test_a_queue_that_pauses_is_deleted_for_whoever_asks(bench: Bench, port: Port) -> None:
+    queue = await bench.pausing()
+    queue.mailbox.put(c.Delete(port.mailbox, False, False, "guest"))
+    async with asyncio.timeout(10):
+        await asyncio.gather(*bench.supervisor.tasks)
+    assert bench.deleted == [queue]
+    assert isinstance(port.take()[0], c.Done)
+
+
+async def test_a_queue_that_cannot_be_built_can_be_deleted(bench: Bench, port: Port) -> None:
+    bench.is_broken = True
+    queue, other = bench.start("q"), bench.start("other")
+    await bench.wait_built(4)
+    await bench.take_turns()
+    other.mailbox.put(c.Delete(port.mailbox, False, False, "guest"))
+    async with asyncio.timeout(10):
+        await bench.supervisor.wait_deleted([queue])
+        await asyncio.gather(*bench.supervisor.tasks)
+    assert set(bench.deleted) == {queue, other}
+    assert port.take()[0] == c.Gone()
+    assert other.deleted_by == "guest"
+    assert bench.supervisor.tasks == []
+
+
+async def test_only_an_empty_queue_was_to_be_deleted(bench: Bench, port: Port) -> None:
+    """Nobody knows whether one that cannot be built is empty."""
+    bench.is_broken = True
+    queue = bench.start("q")
+    queue.mailbox.put(c.Delete(port.mailbox, False, True, "guest"))
+    await bench.wait_built(2)
+    assert bench.deleted == []
+    assert len(bench.supervisor.tasks) == 1
+
+
+async def test_a_crash_before_the_deletion_does_not_save_the_queue(bench: Bench) -> None:
+    queue = bench.start("q")
+    await asyncio.sleep(0)
+    queue.mailbox.put_urgent("nothing that a queue understands")
+    async with asyncio.timeout(10):
+        await bench.supervisor.wait_deleted([queue])
+    assert bench.deleted == [queue]
+    assert bench.supervisor.tasks == []
+    assert bench.supervisor.actors == {}
+
+
+async def test_deletion_waits_for_a_queue_between_two_lives(bench: Bench) -> None:
+    queue = bench.start("q")
+    bench.is_ready_to_restart.clear()
+    await bench.poison(queue)
+    deleting = asyncio.create_task(bench.supervisor.wait_deleted([queue]))
+    await bench.take_turns()
+    assert not deleting.done()
+    bench.is_ready_to_restart.set()
+    await asyncio.wait_for(deleting, 10)
+    assert bench.deleted == [queue]
+
+
+async def test_a_stop_does_not_wait_for_pauses(bench: Bench, port: Port) -> None:
+    """What was put before it is done all the same."""
+    queue = await bench.pausing()
+    port.publish(queue, b"1", confirm=True)
+    async with asyncio.timeout(5):
+        await bench.supervisor.stop()
+    assert port.take_one(c.Confirmed).last == 1
+    assert bench.deleted == []
+
+
+async def test_who_crashes_during_a_stop_is_not_restarted(bench: Bench, port: Port) -> None:
+    queue = bench.start("q")
+    port.publish(queue, POISON)
+    [task] = bench.supervisor.tasks
+    await bench.supervisor.stop()
+    assert task.done()
+    assert not task.cancelled()
+    assert bench.built == 1
+    assert bench.deleted == []
