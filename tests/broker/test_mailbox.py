@@ -142,3 +142,17 @@ def test_a_closed_mailbox_returns_what_was_left_and_refuses_the_rest(mailbox: Ma
 
 def test_it_says_whose_it_is(mailbox: Mailbox) -> None:
     assert repr(mailbox) == "<Mailbox of somebody>"
+
+
+async def test_waiting_for_more_is_not_ended_by_what_is_there(mailbox: Mailbox) -> None:
+    mailbox.put(1)
+    mailbox.put_urgent(2)
+    task = asyncio.create_task(mailbox.wait_more())
+    assert not await is_awake(task)
+    mailbox.put(3)
+    assert await is_awake(task)
+    task = asyncio.create_task(mailbox.wait_more())
+    await asyncio.sleep(0)
+    mailbox.wake()
+    assert await is_awake(task)
+    assert len(mailbox) == 3

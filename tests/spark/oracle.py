@@ -56,25 +56,20 @@ class Oracle:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-_STAMPED_FLOWS = """
-    SELECT ts - ts % $WINDOW AS "window", vhost, queue,
-        coalesce(sum(n) FILTER (ev IN ('publish', 'enqueue', 'requeue')), 0)::BIGINT AS came,
-        coalesce(sum(n) FILTER (ev IN ('deliver', 'get', 'expire', 'drop', 'purge')), 0)::BIGINT
-            AS went,
-        arg_max(depth, seq) FILTER (depth IS NOT NULL) AS stamped
-    FROM e WHERE queue != '' AND ev IN ('publish', 'enqueue', 'requeue', 'deliver', 'get', 'expire',
-        'drop', 'purge')
+# The depth event by event: what came and went so far, put right at every stamp.
+_FLOWS = """
+    SELECT "window", vhost, queue, coalesce(sum(n) FILTER (comes), 0)::BIGINT AS came,
+        coalesce(sum(n) FILTER (NOT comes), 0)::BIGINT AS went,
+        greatest(0, arg_max(ready, seq))::BIGINT AS depth
+    FROM (SELECT *, net + coalesce(last_value(depth - net IGNORE NULLS) OVER v, 0) AS ready
+        FROM (SELECT *, sum(if(comes, n, -n)) OVER w AS net
+            FROM (SELECT *, ts - ts % $WINDOW AS "window",
+                ev IN ('publish', 'enqueue', 'requeue') AS comes
+                FROM e WHERE queue != '' AND ev IN ('publish', 'enqueue', 'requeue', 'deliver',
+                    'get', 'expire', 'drop', 'purge'))
+            WINDOW w AS (PARTITION BY vhost, queue ORDER BY ts, seq))
+        WINDOW v AS (PARTITION BY vhost, queue ORDER BY ts, seq))
     GROUP BY ALL
-"""
-
-# A queue that only dead letters come into is stamped by nobody: there, what came and went counts.
-_FLOWS = f"""
-    SELECT "window", vhost, queue, came, went, coalesce(stamped,
-        greatest(0, net + coalesce(last_value(stamped - net IGNORE NULLS) OVER w, 0)))::BIGINT
-            AS depth
-    FROM (SELECT *, sum(came - went) OVER v AS net FROM ({_STAMPED_FLOWS})
-        WINDOW v AS (PARTITION BY vhost, queue ORDER BY "window"))
-    WINDOW w AS (PARTITION BY vhost, queue ORDER BY "window")
 """
 
 _WAITS = """

@@ -38,6 +38,11 @@ class Fragile(MemoryQueue):
             raise RuntimeError("cannot read this")
         return super().fetch(limit, ack_required=ack_required, max_bytes=max_bytes)
 
+    def delete_and_terminate(self) -> None:
+        if self._messages and self._messages[0].body == b"undeletable":
+            raise RuntimeError("cannot let go of this")
+        super().delete_and_terminate()
+
 
 class Watcher:
     """A decorator that notes what happens to its queue."""
@@ -461,6 +466,18 @@ async def test_a_crash_before_the_deletion_does_not_save_the_queue(bench: Bench)
     assert bench.deleted == [queue]
     assert bench.supervisor.tasks == []
     assert bench.supervisor.actors == {}
+
+
+async def test_a_queue_that_crashes_while_it_is_deleted_is_gone(bench: Bench, port: Port) -> None:
+    """Nobody could find it any more, or delete it."""
+    queue = bench.start("q")
+    port.publish(queue, b"undeletable")
+    await settle(queue.mailbox)
+    before = queue.mailbox
+    async with asyncio.timeout(10):
+        await bench.supervisor.wait_deleted([queue])
+    assert (bench.deleted, bench.built, bench.supervisor.tasks) == ([queue], 1, [])
+    assert port.take() == [c.QueueDown(before, crashed=True)]
 
 
 async def test_deletion_waits_for_a_queue_between_two_lives(bench: Bench) -> None:
