@@ -373,7 +373,8 @@ class PriorityQueue:
 
     @property
     def paged(self) -> tuple[int, int, int, int]:
-        each = [queue.paged for queue in self._queues.values()]
+        # There may be none yet.
+        each = [(0, 0, 0, 0), *[queue.paged for queue in self._queues.values()]]
         out, out_bytes, back, back_bytes = (sum(column) for column in zip(*each, strict=True))
         return out, out_bytes, back, back_bytes
 

@@ -24,6 +24,9 @@ POISON = b"poison"
 class Fragile(MemoryQueue):
     """Breaks when it is given, or asked for, the wrong thing."""
 
+    # Breaks when it is deleted already.
+    _is_late = False
+
     def publish(
         self, messages: Sequence[Message], confirm: Confirm | None, expires_at_ms: int | None = None
     ) -> None:
@@ -41,7 +44,13 @@ class Fragile(MemoryQueue):
     def delete_and_terminate(self) -> None:
         if self._messages and self._messages[0].body == b"undeletable":
             raise RuntimeError("cannot let go of this")
+        self._is_late = bool(self._messages) and self._messages[0].body == b"late"
         super().delete_and_terminate()
+
+    def drain_confirmed(self) -> list[Confirm]:
+        if self._is_late:
+            raise RuntimeError("cannot come to an end")
+        return super().drain_confirmed()
 
 
 class Watcher:
@@ -331,7 +340,8 @@ async def test_pauses_between_crashes_grow(bench: Bench, clock: VirtualClock) ->
     await bench.poison(queue)
     await bench.wait_built(2)
     pause_s = 0.1
-    for built in range(2, 12):
+    # Long enough that time spent in pauses would pass for a long life, if it counted as one.
+    for built in range(2, 15):
         await bench.poison(queue)
         clock.advance(pause_s * 0.99)
         await bench.take_turns()
@@ -478,6 +488,19 @@ async def test_a_queue_that_crashes_while_it_is_deleted_is_gone(bench: Bench, po
         await bench.supervisor.wait_deleted([queue])
     assert (bench.deleted, bench.built, bench.supervisor.tasks) == ([queue], 1, [])
     assert port.take() == [c.QueueDown(before, crashed=True)]
+
+
+async def test_a_queue_that_crashes_after_its_deletion_says_goodbye_once(
+    bench: Bench, port: Port
+) -> None:
+    queue = bench.start("q")
+    port.publish(queue, b"late")
+    await settle(queue.mailbox)
+    before = queue.mailbox
+    async with asyncio.timeout(10):
+        await bench.supervisor.wait_deleted([queue])
+    assert (bench.deleted, bench.built, bench.supervisor.tasks) == ([queue], 1, [])
+    assert port.take() == [c.QueueDown(before, crashed=False)]
 
 
 async def test_deletion_waits_for_a_queue_between_two_lives(bench: Bench) -> None:
