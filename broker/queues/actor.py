@@ -218,6 +218,8 @@ class QueueActor(Receiver):
         state = self._consumers.remove_channel(down.channel)
         if state is not None and state.unacked:
             self._return(sorted(state.unacked))
+            # Its consumers are named there, and it by them.
+            state.unacked.clear()
         self._consumers_left()
 
     def _consumers_left(self) -> None:
@@ -361,7 +363,8 @@ class QueueActor(Receiver):
     def fall_apart(self) -> None:
         """Break the cycles of a queue that is gone, or it waits for the garbage collector."""
         self._handlers.clear()
-        del self._backing
+        del self._backing, self._dead
+        self._consumers.fall_apart()
 
     # --- what others may see ----------------------------------------------------------------------
 

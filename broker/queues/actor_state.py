@@ -48,7 +48,7 @@ class ActorState:
     ) -> None:
         """Without ``surroundings`` there is nowhere to dead-letter to."""
         self.queue = queue
-        self.mailbox: Mailbox = queue.mailbox
+        mailbox = self.mailbox = queue.mailbox
         self.counters = QueueCounters(clock)
         self._backing = make_backing(self._wake)
         self._on_deleted = on_deleted
@@ -56,10 +56,10 @@ class ActorState:
         options = queue.effective
         self._limit = LengthLimit(options)
         self._expiry = MessageExpiry(
-            clock, lambda: self.mailbox.put_urgent(c.DropExpired()), options.message_ttl_ms
+            clock, lambda: mailbox.put_urgent(c.DropExpired()), options.message_ttl_ms
         )
         self._lifetime = QueueExpiry(
-            clock, lambda: self.mailbox.put_urgent(c.ExpireQueue()), options.expires_ms
+            clock, lambda: mailbox.put_urgent(c.ExpireQueue()), options.expires_ms
         )
         # What happens to messages here, for the event log; None if it does not want to know.
         self._log = make_queue_log(surroundings, queue)

@@ -181,6 +181,12 @@ class Consumers:
             self.active = consumer
             self._enter(consumer)
 
+    def fall_apart(self) -> None:
+        """Break the cycles between channels and consumers of a queue that is gone."""
+        for state in self.channels.values():
+            state.consumers.clear()
+            state.unacked.clear()
+
     # --- turns -----------------------------------------------------------------------------------
 
     def next_ready(self, wanted: int) -> tuple[Consumer, int] | None:
