@@ -203,6 +203,9 @@ def clients(celery_settings: dict[str, dict[str, object]]) -> Iterator[dict[str,
         applications[kind] = Celery(f"client-{kind}", set_as_current=False)
         applications[kind].conf.update(settings)
     yield applications
-    applications["rpc"].backend.result_consumer.stop()
+    results = applications["rpc"].backend.result_consumer
+    # Nobody may have asked for a result.
+    if results._connection is not None:
+        results.stop()
     for application in applications.values():
         application.close()
