@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from leveret.broker.events import acting, parameter_event
@@ -36,7 +37,7 @@ MAX_QUEUES = "max-queues"
 MAX_CONSUMERS = "max-consumers"
 
 VHOST_LIMITS = (MAX_CONNECTIONS, MAX_QUEUES, MAX_CHANNELS, MAX_CONSUMERS)
-USER_LIMITS = (MAX_CONNECTIONS, MAX_CHANNELS, MAX_CONSUMERS)
+USER_LIMITS = (MAX_CONNECTIONS, MAX_QUEUES, MAX_CHANNELS, MAX_CONSUMERS)
 
 # Under these a virtual host's and a user's limits are kept.
 VHOST_COMPONENT, VHOST_PARAMETER = "vhost-limits", "limits"
@@ -69,14 +70,25 @@ class Tenancy:
     Made without arguments it is nobody's, and without limits.
     """
 
-    __slots__ = ("_channels", "_consumers", "_is_over", "_user", "_vhost", "names")
+    __slots__ = (
+        "_channels",
+        "_consumers",
+        "_is_over",
+        "_queues_of",
+        "_user",
+        "_vhost",
+        "names",
+    )
 
     def __init__(
         self,
         vhost: Usage | None = None,
         user: Usage | None = None,
         names: tuple[str, str] = ("", ""),
+        queues_of: Callable[[str], int] = lambda user: 0,
     ) -> None:
+        """``queues_of`` counts what a user has declared, in all virtual hosts."""
+        self._queues_of = queues_of
         self._vhost = Usage() if vhost is None else vhost
         self._user = Usage() if user is None else user
         # Of the virtual host and the user, for reply texts.
@@ -125,6 +137,20 @@ class Tenancy:
             )
         self._consumers += 1
         self._count("consumers", 1)
+
+    def check_queues(self, name: str) -> None:
+        """Raises 406 if the user may declare no further queue; counted only where there is a limit.
+
+        Queues have no connection, so they are not counted along but found.
+        """
+        user = self.names[1]
+        if MAX_QUEUES in self._user.limits:
+            limit = self._user.limit_reached(MAX_QUEUES, self._queues_of(user))
+            if limit is not None:
+                raise precondition_failed(
+                    f"cannot declare queue '{name}': queue limit for user '{user}' ({limit})"
+                    " is reached"
+                )
 
     def remove_consumers(self, count: int) -> None:
         if not self._is_over:
@@ -245,13 +271,19 @@ class Limits:
             raise not_allowed(
                 f"Connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
-        return Tenancy(live.usage, usage, (live.name, user))
+        return Tenancy(live.usage, usage, (live.name, user), self._queues_of)
 
     def leave(self, tenancy: Tenancy) -> None:
         tenancy.leave()
         self._forget_idle(tenancy.names[1])
 
     # --- within ----------------------------------------------------------------------------------
+
+    def _queues_of(self, user: str) -> int:
+        queues = chain.from_iterable(
+            live.topology.queues.values() for live in self._vhosts.values()
+        )
+        return sum(queue.declared_by == user for queue in queues)
 
     async def _save_user(self, user: str, limits: dict[str, int]) -> None:
         def saved() -> None:

@@ -191,6 +191,7 @@ class LiveVhost:
                 arguments,
                 QueueArguments.of(arguments),
             )
+            queue.declared_by = stored.declared_by
             queue.store_id = stored.id
             self._recovered[stored.id] = stored.counters
             self.start_queue(queue)
@@ -320,6 +321,7 @@ class LiveVhost:
                         thing.store_id,
                         thing.name.name,
                         encode_table(thing.arguments),
+                        thing.declared_by,
                         auto_delete=thing.auto_delete,
                     )
             else:

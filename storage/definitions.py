@@ -31,6 +31,7 @@ class StoredQueue(NamedTuple):
     name: str
     auto_delete: bool
     arguments: bytes
+    declared_by: str
     counters: Counters
 
 
@@ -95,8 +96,19 @@ class DefinitionStore:
             self._exchanges.remove(name)
             self._put("DELETE FROM exchange WHERE name = ?", (_sql(name),))
 
-    def save_queue(self, queue_id: int, name: str, arguments: bytes, *, auto_delete: bool) -> None:
-        self._put("INSERT INTO queue VALUES (?, ?, ?, ?)", (queue_id, name, auto_delete, arguments))
+    def save_queue(
+        self,
+        queue_id: int,
+        name: str,
+        arguments: bytes,
+        declared_by: str = "",
+        *,
+        auto_delete: bool,
+    ) -> None:
+        self._put(
+            "INSERT INTO queue VALUES (?, ?, ?, ?, ?)",
+            (queue_id, name, auto_delete, arguments, declared_by),
+        )
 
     def delete_queue(self, queue_id: int) -> None:
         self._put("DELETE FROM queue WHERE id = ?", (queue_id,))
@@ -160,12 +172,13 @@ def _load(connection: sqlite3.Connection) -> Definitions:
             _name(name),
             bool(auto_delete),
             arguments,
+            _name(declared_by),
             Counters(*counters) if counters[0] is not None else Counters(),
         )
-        for queue_id, name, auto_delete, arguments, *counters in connection.execute(
-            "SELECT q.id, q.name, q.auto_delete, q.arguments, c.next_seq, c.messages, c.bytes,"
-            " c.delivered, c.expiring FROM queue q LEFT JOIN counter c ON c.queue_id = q.id"
-            " ORDER BY q.id"
+        for queue_id, name, auto_delete, arguments, declared_by, *counters in connection.execute(
+            "SELECT q.id, q.name, q.auto_delete, q.arguments, q.declared_by,"
+            " c.next_seq, c.messages, c.bytes, c.delivered, c.expiring"
+            " FROM queue q LEFT JOIN counter c ON c.queue_id = q.id ORDER BY q.id"
         )
     ]
     bindings = [

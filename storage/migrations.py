@@ -25,6 +25,7 @@ STEPS: Mapping[int, Step] = {
         " value TEXT NOT NULL, PRIMARY KEY (component, name)) WITHOUT ROWID",
         "CREATE TABLE sub_queue (id INTEGER PRIMARY KEY, queue_id INTEGER NOT NULL,"
         " priority INTEGER NOT NULL)",
+        "ALTER TABLE queue ADD COLUMN declared_by TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE message ADD COLUMN delivery_count INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE message ADD COLUMN log_id INTEGER",
         "ALTER TABLE message ADD COLUMN stamp_us INTEGER",

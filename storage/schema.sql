@@ -18,7 +18,8 @@ CREATE TABLE queue (
     id          INTEGER PRIMARY KEY,    -- upper part of message.key; reused once its rows are gone
     name        TEXT NOT NULL UNIQUE,
     auto_delete INTEGER NOT NULL,
-    arguments   BLOB NOT NULL
+    arguments   BLOB NOT NULL,
+    declared_by TEXT NOT NULL DEFAULT ''    -- user whose limit it counts against; '' if not known
 );
 
 -- The messages of a queue with priorities: those of priority 0 are under its own id, those of

@@ -93,10 +93,6 @@ class Confirms:
         self._waiting = [record for record in self._waiting if record.queues]
 
     @property
-    def is_settled(self) -> bool:
-        return not self._waiting
-
-    @property
     def unconfirmed(self) -> int:
         return sum(record.last - record.first + 1 for record in self._waiting)
 

@@ -182,6 +182,7 @@ class DeclareMethods:
             )
             return
         check_queue_limit(self._vhost, name)
+        self._channel.connection.tenancy.check_queues(name)
         self._check_other_exchange(resource, dead_letter_exchange(resource, arguments))
         check_arguments(
             resource,
@@ -198,6 +199,7 @@ class DeclareMethods:
             arguments,
             QueueArguments.of(arguments),
         )
+        queue.declared_by = self._channel.connection.access.user
         self._vhost.start_queue(queue)
         if exclusive:
             connection.exclusive_queues.add(queue)

@@ -43,6 +43,8 @@ class Queue:
     policy: Policy | None = field(init=False, default=None)
     operator_policy: Policy | None = field(init=False, default=None)
     effective: QueueOptions = field(init=False)
+    # The user whose limit it counts against; empty if that is not known.
+    declared_by: str = field(init=False, default="")
     mailbox: Mailbox = field(init=False)
     # The user whose queue.delete ended it; None while it lives, or where nobody asked for its end.
     deleted_by: str | None = field(init=False, default=None)

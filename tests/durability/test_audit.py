@@ -13,7 +13,7 @@ from tests.support.broker_process import ROOT
 
 SOUND = """
 INSERT INTO meta VALUES ('schema_version', 2), ('vhost', x'2f'), ('clean', 1);
-INSERT INTO queue VALUES (3, 'q', 0, x'');
+INSERT INTO queue (id, name, auto_delete, arguments) VALUES (3, 'q', 0, x'');
 INSERT INTO body VALUES (7, 1, x'00');
 INSERT INTO message
     (key, size, flags, expires_at, envelope, extra_keys, header, body_id, body, delivery_count)

@@ -181,6 +181,33 @@ async def test_a_channel_that_failed_makes_room(broker: Broker) -> None:
 # --- queues ---------------------------------------------------------------------------------------
 
 
+async def test_queues_of_a_user(settings: Settings) -> None:
+    """In all virtual hosts together, over a restart; those of others do not count."""
+    async with Broker(settings) as broker:
+        await broker.users.add("other", "secret")
+        await broker.limits.set_user(GUEST, {"max-queues": 2})
+        url = broker.url.replace("guest:guest", "other:secret")
+        async with await aio_pika.connect(url) as link:
+            await (await link.channel()).declare_queue("not-mine", durable=True)
+        async with await RawClient.open(broker.port) as client:
+            await client.call(1, declare("first"), commands.Queue.DeclareOk)
+            durable = make(commands.Queue.Declare, queue="lasts", durable=True, arguments={})
+            await client.call(1, durable, commands.Queue.DeclareOk)
+            assert refusal(
+                await client.call(1, declare("third"), commands.Channel.Close)
+            ) == Refusal(
+                406,
+                "PRECONDITION_FAILED - cannot declare queue 'third': queue limit for user 'guest'"
+                " (2) is reached",
+                DECLARE,
+            )
+    async with Broker(replace(settings, port=0)) as broker:
+        async with await RawClient.open(broker.port) as client:
+            # The durable one is still mine, the other went with the broker.
+            await client.call(1, declare("second"), commands.Queue.DeclareOk)
+            await client.call(1, declare("third"), commands.Channel.Close)
+
+
 async def test_queues_of_a_vhost(broker: Broker) -> None:
     await broker.limits.set_vhost("/", {"max-queues": 1})
     async with await RawClient.open(broker.port) as client:
@@ -385,7 +412,7 @@ async def test_nobody_to_limit(broker: Broker) -> None:
     with pytest.raises(ParameterError, match="there is no user 'nobody'"):
         await broker.limits.set_user("nobody", {"max-channels": 1})
     with pytest.raises(ParameterError, match="in user-limits"):
-        await broker.limits.set_user(GUEST, {"max-queues": 1})
+        await broker.limits.set_user(GUEST, {"max-exchanges": 1})
     with pytest.raises(NoSuchParameter, match="there is no limit 'max-queues' for vhost '/'"):
         await broker.limits.clear_vhost("/", "max-queues")
 

@@ -27,7 +27,7 @@ RESIDENT_MIB = 96
 
 # Exchange '' and routing key 'backlog'; persistent (delivery mode 2), nothing else.
 BACKLOG = """
-INSERT INTO queue VALUES (3, 'backlog', 0, x'00000000');
+INSERT INTO queue (id, name, auto_delete, arguments) VALUES (3, 'backlog', 0, x'00000000');
 WITH RECURSIVE position (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM position LIMIT {count})
 INSERT INTO message (key, size, flags, envelope, header, body)
 SELECT (3 << 40) | n, {size}, 256, x'00076261636b6c6f67', x'100002',

@@ -13,7 +13,8 @@ FILE = "vhosts/%2F.db"
 SOUND = """
 INSERT INTO meta VALUES ('schema_version', 2), ('vhost', x'2f'), ('clean', 1);
 INSERT INTO exchange VALUES ('orders', 'fanout', 0, 0, x'00000000');
-INSERT INTO queue VALUES (1, 'jobs', 0, x'00000000'), (2, 'mail', 0, x'00000000');
+INSERT INTO queue (id, name, auto_delete, arguments)
+VALUES (1, 'jobs', 0, x'00000000'), (2, 'mail', 0, x'00000000');
 INSERT INTO binding VALUES ('orders', 'queue', 'jobs', '', x'00000000');
 INSERT INTO body VALUES (7, 2, zeroblob(5000)), (8, 1, zeroblob(6000));
 INSERT INTO message
