@@ -230,12 +230,10 @@ class Database:
                     batch = self._take()
                     if not batch.is_empty:
                         await self._commit(batch)
-                for call in batch.after:
-                    try:
-                        call()
-                    except Exception:
-                        # One that fails must not keep others from hearing of their commit.
-                        log.exception("%s: after a commit", self.path)
+                    self._tell(batch)
+                    if not batch.is_empty:
+                        # Who waited for the commit need not wait for a checkpoint.
+                        await self._wrote(batch)
         except Exception:
             if self.damage is None:
                 raise
@@ -253,6 +251,14 @@ class Database:
         # What is left is in order: lazy operations among it go along as well.
         self._awaited = min(self._awaited, len(log_)) if log_ else 0
         return batch
+
+    def _tell(self, batch: Batch) -> None:
+        for call in batch.after:
+            try:
+                call()
+            except Exception:
+                # One that fails must not keep others from hearing of their commit.
+                log.exception("%s: after a commit", self.path)
 
     async def _commit(self, batch: Batch) -> None:
         begun = time.perf_counter()
@@ -277,13 +283,16 @@ class Database:
         numbers["bytes"] += batch.bytes
         numbers["longest_commit_s"] = max(numbers["longest_commit_s"], time.perf_counter() - begun)
         self._note_step(cpu)
+
+    async def _wrote(self, batch: Batch) -> None:
         # A guess: rows, and the pages that even the smallest commit writes. Those are mostly the
         # same each time, and are copied once: a fourth of them is counted.
         freed = batch.freed_bytes + sum([drop.freed_bytes for drop in batch.drops])
-        await self._wrote(batch.bytes + freed + 100 * batch.rows + PAGE_SIZE // 2)
+        await self._grew(batch.bytes + freed + 100 * batch.rows + PAGE_SIZE // 2)
         self._free_space.freed(freed + batch.freed_apart_bytes)
 
-    async def _wrote(self, size: int) -> None:
+    async def _grew(self, size: int) -> None:
+        """The WAL did, by so much."""
         self._since_checkpoint += size
         if self._since_checkpoint >= CHECKPOINT_BYTES:
             self._since_checkpoint = 0
@@ -373,7 +382,7 @@ class Database:
                 raise
             answer, cpu = timed
             self._note_step(cpu)
-            await self._wrote(written_bytes)
+            await self._grew(written_bytes)
         return answer
 
     async def checkpoint(self) -> None:

@@ -5,6 +5,7 @@ Upstream: ``variable_queue.py``. Downstream: ``database.py``, ``message_store.py
 Rows of all queues are in one table with one integer as key, ``queue id << 40 | position``:
 appends, range reads and range deletes go by rowid. A message that is removed before its row was
 taken into a commit is never written [134]; one that is being written is deleted by a later commit.
+Who published it need not wait for either: a run of which nothing is left is confirmed at once.
 
 The queue's row in ``counter`` says what the committed rows add up to; it is written in each
 commit the queue takes part in, so that a start need not look at the messages.
@@ -13,6 +14,8 @@ commit the queue takes part in, so that a start need not look at the messages.
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -72,7 +75,7 @@ class Counters:
 class _Write:
     """A run on its way to the table; rows that were taken back meanwhile are left out."""
 
-    __slots__ = ("_committed", "_cost", "_expires_at_ms", "_index", "seq_ids")
+    __slots__ = ("_cost", "_expires_at_ms", "_index", "committed", "left", "seq_ids")
 
     def __init__(
         self,
@@ -85,18 +88,22 @@ class _Write:
         self._index = index
         self.seq_ids = seq_ids
         self._expires_at_ms = expires_at_ms
-        self._committed = committed
+        self.committed = committed
         self._cost = cost
+        # How many of it must be on disk before somebody is told.
+        self.left = len(seq_ids)
 
     def gather(self, batch: Batch) -> None:
         self._index._gather_rows(self.seq_ids, self._expires_at_ms, batch)
         batch.after.append(self._on_disk)
 
     def _on_disk(self) -> None:
-        self._index.uncommitted_rows -= len(self.seq_ids)
-        self._index._settled(self, self._cost)
-        if self._committed is not None:
-            self._committed()
+        index = self._index
+        index.uncommitted_rows -= len(self.seq_ids)
+        index._settled(self, self._cost)
+        self.left = 0
+        if self.committed is not None:
+            index._tell_committed()
 
 
 class _Remove:
@@ -186,6 +193,8 @@ class QueueIndex:
         # Operations that are not on disk yet, with the first and last position they touch: a
         # read waits for those that touch what it is after, and for no others.
         self._under_way: dict[object, tuple[int, int]] = {}
+        # Of these, the writes that somebody waits for; their positions ascend.
+        self._awaited: deque[_Write] = deque()
         # Messages and bytes whose removal is not part of a commit yet.
         self._unremoved = 0
         self._unremoved_bytes = 0
@@ -202,8 +211,8 @@ class QueueIndex:
     ) -> None:
         """Write a run, positions ascending.
 
-        ``committed`` is called when what was not taken back of it is on disk; what it ``cost`` is
-        then granted.
+        ``committed`` is called when all of it is on disk or was released; what it ``cost`` is
+        granted when no commit has to do with it any more.
         """
         self._unwritten.update(zip(seq_ids, messages, strict=True))
         if seq_ids[-1] >= self.counters.next_seq:
@@ -211,6 +220,8 @@ class QueueIndex:
         self.uncommitted_rows += len(seq_ids)
         write = _Write(self, seq_ids, expires_at_ms, committed, cost)
         self._under_way[write] = (seq_ids[0], seq_ids[-1])
+        if committed is not None:
+            self._awaited.append(write)
         self._database.put(write)
 
     @property
@@ -241,6 +252,30 @@ class QueueIndex:
         self._under_way[remove] = (min(written)[0], max(written)[0])
         # Nobody waits for it: should it be lost, the message comes back marked as redelivered.
         self._database.put_lazily(remove)
+
+    def release(self, seq_ids: Collection[int]) -> None:
+        """These are about to be removed: nobody need wait any more for their commit.
+
+        Each position is given once. A run of which all were given counts as committed.
+        """
+        if not self._awaited:
+            return
+        seq_ids = sorted(seq_ids)
+        for write in self._awaited:
+            if write.seq_ids[0] > seq_ids[-1]:
+                break
+            # Whatever of this queue stands between a write's first and last is the write's.
+            begin = bisect_left(seq_ids, write.seq_ids[0])
+            write.left -= bisect_right(seq_ids, write.seq_ids[-1], begin) - begin
+        self._tell_committed()
+
+    def _tell_committed(self) -> None:
+        """In the order in which they were written: what is confirmed in order is told in one."""
+        awaited = self._awaited
+        while awaited and not awaited[0].left:
+            committed = awaited.popleft().committed
+            assert committed is not None
+            committed()
 
     def gather_unit(
         self,

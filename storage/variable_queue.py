@@ -353,6 +353,10 @@ class VariableQueue(ExpiringQueue):
 
     def ack(self, seq_ids: Collection[int]) -> None:
         settled = self._take_pending(seq_ids)
+        if self._index is not None and not self._len and settled:
+            # While messages wait, publishers are not let further ahead of consumers: for them
+            # there is the commit.
+            self._index.release([status.seq_id for status in settled])
         self._remove(settled)
         self.memory.count_ack_out(len(settled))
 

@@ -6,8 +6,9 @@ ledger compares what is in the queues with what must, may and must not be there:
 - confirmed and never acked: there, once, in order;
 - sent and not confirmed, or acked at the last moment: there or not;
 - delivered before: if it is there it is marked as redelivered, also if it was acked;
-- acked, and a publish made to the same queue after that was confirmed: not there. The broker's
-  log is in order, so what was confirmed later proves that the ack was kept;
+- acked, and a publish made to the same queue after that was confirmed, though nobody had acked it:
+  not there. The broker's log is in order, so what was kept later proves that the ack was kept, too.
+  (What is acked itself is confirmed for that, whether it is kept or not, and proves nothing);
 - not there at an earlier restart: never again.
 
 What was there after a restart is on disk, confirmed or not, and must be there after the next.
@@ -108,7 +109,7 @@ class QueueBook:
         self.is_shared = is_shared
         # All that may be there.
         self.copies: dict[Name, Copy] = {}
-        # When the newest message that was confirmed since had been sent.
+        # When the newest message that was confirmed since, and not acked, had been sent.
         self.confirmed_to = 0
         self.next_rank = 1
         # Publisher -> the last message that was delivered for the first time.
@@ -134,7 +135,9 @@ class Ledger:
     def confirmed(self, letter: Letter) -> None:
         letter.is_confirmed = True
         for queue in letter.queues:
-            queue.confirmed_to = max(queue.confirmed_to, letter.sent_at)
+            copy = queue.copies.get(letter.name)
+            if copy is not None and not copy.is_acked:
+                queue.confirmed_to = max(queue.confirmed_to, letter.sent_at)
         self.counts["confirmed"] += 1
 
     def delivered(self, queue: QueueBook, found: Found) -> Copy | None:

@@ -141,4 +141,4 @@ async def test_a_slow_disk_stops_publishers_and_holds_up_nobodys_confirms(
         await flood.finish_message()
     sent = sum(flood.sent for flood in floods) + 1
     await wait_until(lambda: store_statistics(broker)["persistent"]["rows"] >= sent)
-    assert store_statistics(broker)["uncommitted_rows"] == 0
+    await wait_until(lambda: store_statistics(broker)["uncommitted_rows"] == 0)

@@ -221,6 +221,37 @@ async def test_a_message_acked_during_its_commit_is_deleted_by_the_next(
     await check_files(database)
 
 
+async def test_who_waits_is_told_of_what_is_released_during_its_commit(
+    database: Database, gate: Gate
+) -> None:
+    gate.shut()
+    index = index_of(database)
+    done: list[int] = []
+    write(index, 0, then=lambda: done.append(0))
+    await wait_until(lambda: gate.commits)
+    write(index, 1, 2, then=lambda: done.append(1))
+    write(index, 3, then=lambda: done.append(2))
+    index.release([3, 0, 1])
+    assert done == [0]
+    index.release([2])
+    assert done == [0, 1, 2]
+    gate.open()
+    await database.wait_committed()
+    assert done == [0, 1, 2]
+
+
+async def test_who_waits_for_a_commit_does_not_wait_for_the_checkpoint_after_it(
+    database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leveret.storage.database.CHECKPOINT_BYTES", 1)
+    index = index_of(database)
+    checkpoints: list[float] = []
+    write(index, 0, then=lambda: checkpoints.append(database.numbers["checkpoints"]))
+    await wait_until(lambda: checkpoints)
+    assert checkpoints == [0]
+    await wait_until(lambda: database.numbers["checkpoints"] == 1)
+
+
 async def test_credit_comes_back_when_all_is_committed_or_taken_back(
     database: Database, gate: Gate
 ) -> None:

@@ -416,10 +416,47 @@ def test_a_message_acked_before_its_commit_is_never_written(show: Show) -> None:
     run = [message("1", persistent=True)]
     given = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 1)))
     show.stage.call(lambda: show.queue.ack(given))
+    assert show.queue.drain_confirmed() == [Confirm("port", 1, 1)]
+    show.stage.settle()
+    assert show.queue.drain_confirmed() == []
+    assert show.stage.database.numbers["commits"] == commits
+
+
+def test_a_run_is_confirmed_by_acks_once_all_of_it_was_acked(show: Show) -> None:
+    run = [message(str(number), persistent=True) for number in (1, 2, 3)]
+    given = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 3)))
+    show.stage.call(lambda: show.queue.ack([given[2], given[0]]))
+    assert show.queue.drain_confirmed() == []
+    show.stage.call(lambda: show.queue.ack([given[1]]))
+    assert show.queue.drain_confirmed() == [Confirm("port", 1, 3)]
+
+
+def test_acks_confirm_in_the_order_of_publishing(show: Show) -> None:
+    first, second = (
+        show.stage.call(
+            partial(
+                show.queue.publish_delivered,
+                [message(str(number), persistent=True)],
+                Confirm("port", number, number),
+            )
+        )
+        for number in (1, 2)
+    )
+    show.stage.call(lambda: show.queue.ack(second))
+    assert show.queue.drain_confirmed() == []
+    show.stage.call(lambda: show.queue.ack(first))
+    assert show.queue.drain_confirmed() == [Confirm("port", 1, 1), Confirm("port", 2, 2)]
+
+
+def test_acks_confirm_nothing_while_messages_wait(show: Show) -> None:
+    """Publishers would only get further ahead of consumers."""
+    run = [message("1", persistent=True)]
+    given = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 1)))
+    show.stage.call(lambda: show.queue.publish([message("2")], None))
+    show.stage.call(lambda: show.queue.ack(given))
     assert show.queue.drain_confirmed() == []
     show.stage.settle()
     assert show.queue.drain_confirmed() == [Confirm("port", 1, 1)]
-    assert show.stage.database.numbers["commits"] == commits
 
 
 # --- restarts ------------------------------------------------------------------------------------
