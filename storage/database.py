@@ -225,6 +225,9 @@ class Database:
     async def _run(self) -> None:
         """Commit until nobody waits for more. A batch has gathered since the last one began."""
         try:
+            # What was put is mostly on its way to a consumer, too: that goes first, or it would
+            # have to win the GIL back from the writer's thread.
+            await asyncio.sleep(0)
             while self._awaited or len(self._log) >= LAZY_OPERATIONS:
                 async with self._boundary:
                     batch = self._take()
