@@ -4,7 +4,7 @@ Whoever watches a resource sets and clears its alarm here; readers look at ``act
 on what was published, and wait for ``AlarmsCleared``. Only connections that publish are ever held
 back, so that consumers can take what fills memory or disk.
 
-A write that fails counts as a disk that is short: nothing is confirmed until it works, and more
+A write that fails counts as a disk that is short: only acks confirm until it works, and more
 of what cannot be written would only fill the memory.
 """
 

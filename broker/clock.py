@@ -85,6 +85,10 @@ class Clock(ABC):
     def now(self) -> float:
         """Wall-clock seconds since the epoch; may jump."""
 
+    def now_us(self) -> int:
+        """The same in whole microseconds."""
+        return int(self.now() * 1_000_000)
+
     @abstractmethod
     def monotonic(self) -> float:
         """Seconds since some moment; never goes back."""
@@ -179,6 +183,9 @@ class RealClock(Clock):
 
     def now(self) -> float:
         return time.time()
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
 
     def monotonic(self) -> float:
         return time.monotonic()

@@ -310,8 +310,9 @@ class Settings:
     synchronous: str = _setting(
         "full",
         Choice(("full", "normal", "off")),
-        "What a confirm of a persistent message means: `full` fsynced; `normal` survives a crash of"
-        " the broker, not of the machine; `off` promises nothing.",
+        "What a confirm of a persistent message means, unless its consumers have acked it: `full`"
+        " fsynced; `normal` survives a crash of the broker, not of the machine; `off` promises"
+        " nothing.",
     )
     queue_index_embed_msgs_below: int = _setting(
         4096, Size(0, 1024**2), "Smaller messages are kept in the queue index itself."

@@ -51,8 +51,9 @@ class Event(NamedTuple):
     kind: str
     properties: Mapping[str, object]
     timestamp_ms: int
-    # Why, where that is known; RabbitMQ's events do not tell.
+    # Why, where that is known, and how many messages went with it; RabbitMQ's events do not tell.
     reason: str = ""
+    messages: int = 0
 
 
 Listener = Callable[[Event], object]
@@ -75,9 +76,11 @@ class Events:
             self._listeners.remove(listener)
         self.is_heard = bool(self._listeners)
 
-    def notify(self, kind: str, properties: Mapping[str, object], reason: str = "") -> None:
+    def notify(
+        self, kind: str, properties: Mapping[str, object], reason: str = "", messages: int = 0
+    ) -> None:
         """Tell everybody; a listener that fails is logged and takes nobody with it."""
-        event = Event(kind, properties, int(self._clock.now() * 1000), reason)
+        event = Event(kind, properties, int(self._clock.now() * 1000), reason, messages)
         for listener in tuple(self._listeners):
             try:
                 listener(event)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from leveret.broker.event_exchange import EventExchange
 from leveret.broker.event_log.credit import CreditLog
 from leveret.broker.event_log.objects import tell_recovered
-from leveret.broker.events import ACTING_USER, ACTOR, INTERNAL_USER, NOBODY, Events
+from leveret.broker.events import ACTING_USER, ACTOR, INTERNAL_USER, Events
 from leveret.broker.exchanges.base import Binding, Exchange
 from leveret.broker.flow import Bump
 from leveret.broker.limits import VHOST_COMPONENT, VHOST_LIMITS, Usage, limits_from_json
@@ -32,7 +32,7 @@ from leveret.broker.queues.supervisor import BackingFactory, QueueSupervisor, wi
 from leveret.broker.resource import Kind, Resource
 from leveret.broker.topology_events import TopologyEvents
 from leveret.broker.tracing import Tracer
-from leveret.broker.vhost import Event, Vhost
+from leveret.broker.vhost import Event, Vhost, is_predeclared
 from leveret.protocol.errors import AmqpError
 from leveret.protocol.field_table import Table, decode_table, encode_table
 from leveret.storage.definitions import (
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Why queues end with their virtual host, for the event log.
+VHOST_DELETED = "vhost_deleted"
 # How long queues may take to end where what they have is lost anyway; some wait for the store.
 ABANDON_S = 1.0
 
@@ -124,7 +126,7 @@ class LiveVhost:
             clock,
             settings,
             current_decorators,
-            self._wait_saved,
+            self._wait_settled,
             self,
         )
 
@@ -137,7 +139,7 @@ class LiveVhost:
             self._recover(definitions)
             self.topology.events.append(self._on_change)
         if self._event_log is not None:
-            tell_recovered(self._event_log, self.name, self.topology)
+            tell_recovered(self._event_log, self.name, self.topology, self._ready_in)
         self.topology.events.append(TopologyEvents(self.events, self.name))
 
     async def stop(self) -> None:
@@ -145,6 +147,27 @@ class LiveVhost:
         if self._store is not None:
             await self._store.close()
         self._close_topology()
+
+    def delete_everything(self) -> None:
+        """Queues, exchanges and bindings go, as whoever listens is told; then ``abandon`` it.
+
+        What they have on disk goes with the files.
+        """
+        if self._on_change in self.topology.events:
+            self.topology.events.remove(self._on_change)
+        for name, queue in list(self.topology.queues.items()):
+            queue.delete_reason = VHOST_DELETED
+            queue.deleted_messages = self._ready_in(queue) or 0
+            self.topology.remove_queue(name)
+        for name in list(self.topology.exchanges):
+            # Some go with their last binding.
+            if name in self.topology.exchanges and not is_predeclared(name):
+                self.topology.delete_exchange(name)
+
+    def _ready_in(self, queue: Queue) -> int | None:
+        """How many messages; None if it cannot be brought to life."""
+        actor = self._supervisor.actors.get(queue)
+        return None if actor is None else actor.ready
 
     async def abandon(self) -> None:
         """Stop without writing anything more, for one whose store is lost or to be deleted."""
@@ -239,7 +262,7 @@ class LiveVhost:
         if self.topology.queues.get(queue.name.name) is queue:
             # The queue's task began as that of whoever declared it.
             ACTING_USER.set(queue.deleted_by or INTERNAL_USER)
-            ACTOR.set(NOBODY)
+            ACTOR.set(queue.deleted_through)
             self.topology.remove_queue(queue.name.name)
         if queue.owner is not None:
             queue.owner.exclusive_queues.discard(queue)
@@ -308,6 +331,10 @@ class LiveVhost:
     async def _wait_saved(self) -> None:
         if self._store is not None:
             await self._store.database.wait_committed()
+
+    async def _wait_settled(self, queue: Queue) -> None:
+        if self._store is not None:
+            await self._store.wait_settled(queue.store_id)
 
     def _on_change(self, event: Event, thing: object) -> None:
         """Pass on what is durable. Queues get their ids here, durable or not."""

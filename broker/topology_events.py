@@ -24,9 +24,9 @@ class TopologyEvents:
     def __call__(self, event: Event, thing: object) -> None:
         if not self._events.is_heard:
             return
-        reason = ""
+        reason, messages = "", 0
         if isinstance(thing, Queue):
-            reason = thing.delete_reason
+            reason, messages = thing.delete_reason, thing.deleted_messages
             properties = _queue(thing) if event == "queue.created" else _gone(thing)
         elif isinstance(thing, Exchange):
             properties = _exchange(thing) if event == "exchange.created" else _gone(thing)
@@ -34,7 +34,7 @@ class TopologyEvents:
             properties = self._binding(thing)
         else:
             return
-        self._events.notify(event, properties, reason)
+        self._events.notify(event, properties, reason, messages)
 
     def _binding(self, binding: Binding) -> dict[str, object]:
         return {

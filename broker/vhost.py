@@ -417,6 +417,11 @@ class Vhost(Generic[Q]):
                 log.exception("virtual host '%s': an observer failed at %s", self.name, event)
 
 
+def is_predeclared(name: str) -> bool:
+    """Every virtual host has it."""
+    return not name or name.startswith(RESERVED_PREFIX)
+
+
 def check_not_default(name: str) -> None:
     """Raises 403 for what nobody may do to the default exchange."""
     if not name:

@@ -188,6 +188,7 @@ class Vhosts(Mapping[str, "LiveVhost"]):
         vhost = self._running.pop(name, None)
         if vhost is not None:
             await self._evict(vhost, f"vhost '{name}' is deleted")
+            vhost.delete_everything()
             await vhost.abandon()
         else:
             await self._wait_taken_down(name)

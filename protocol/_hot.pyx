@@ -9,9 +9,14 @@ can be in no cycle, and there are many of them.
 
 cimport cython
 from cpython cimport array
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING,
+    PyByteArray_GET_SIZE,
+    PyByteArray_Resize,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_SIZE
-from cpython.ref cimport Py_DECREF, PyObject
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -22,13 +27,6 @@ from leveret.protocol import field_table as _field_table
 from leveret.protocol import framing as _framing
 from leveret.protocol import message as _message
 from leveret.protocol.framing import bad_frame_end, body_limit, frame_too_large, unknown_frame
-
-cdef extern from "Python.h":
-    # By pointers, as a result that is cut to size must be.
-    PyObject *PyBytes_FromStringAndSize_new "PyBytes_FromStringAndSize"(
-        const char *text, Py_ssize_t size
-    ) except NULL
-    int _PyBytes_Resize(PyObject **text, Py_ssize_t size) except -1
 
 cdef enum:
     METHOD = 1
@@ -441,66 +439,132 @@ cdef inline unsigned char *_write_number(unsigned char *at, long long value) noe
     return at + DIGITS_MAX - first
 
 
-def fill_lines(pieces not None, columns not None, Py_ssize_t count):
-    cdef Py_ssize_t width = len(columns), size = 0, i, column
-    cdef const unsigned char *texts[COLUMNS_MAX + 1]
-    cdef Py_ssize_t lengths[COLUMNS_MAX + 1]
-    cdef long long firsts[COLUMNS_MAX]
-    cdef const long long *numbers[COLUMNS_MAX]
-    cdef unsigned char *at
-    cdef unsigned char *start
-    cdef PyObject *result
+cdef struct _Lines:
+    # What a run of lines is made of: see lines.Entry.
+    const unsigned char *texts[COLUMNS_MAX + 1]
+    Py_ssize_t lengths[COLUMNS_MAX + 1]
+    # Of columns that are no array (NULL): the first number.
+    long long firsts[COLUMNS_MAX]
+    const long long *numbers[COLUMNS_MAX]
+    # -1: the first text, as it is.
+    int width
+    Py_ssize_t count
+    long long now_us
+    long long depth
+    long long seq
+
+
+cdef enum:
+    # {"ts":,"depth":,"seq": and two numbers.
+    HEAD_MAX = 23 + 2 * DIGITS_MAX
+
+
+cdef Py_ssize_t _read_entry(object given_entry, _Lines *lines) except -1:
+    """Point at what an entry has; how long its lines are at most."""
+    cdef tuple entry, pieces, columns
+    cdef Py_ssize_t width, i, size = HEAD_MAX + DIGITS_MAX
     cdef bytes piece
     cdef array.array given
-    # They keep what is pointed at.
-    cdef list kept = list(pieces)
-    cdef list kept_columns = list(columns)
-    if width > COLUMNS_MAX or len(kept) != width + 1:
+    if isinstance(given_entry, bytes):
+        lines.width = -1
+        lines.texts[0] = <const unsigned char *>PyBytes_AS_STRING(given_entry)
+        lines.lengths[0] = PyBytes_GET_SIZE(given_entry)
+        return lines.lengths[0]
+    entry = <tuple?>given_entry
+    pieces = <tuple?>entry[3]
+    columns = <tuple?>entry[4]
+    width = len(columns)
+    lines.now_us, lines.depth, lines.seq, lines.count = entry[0], entry[1], entry[2], entry[5]
+    if width > COLUMNS_MAX or len(pieces) != width + 1:
         raise ValueError("too many columns, or not one piece more")
-    if count <= 0:
-        return b""
+    lines.width = <int>width
     for i in range(width + 1):
-        piece = kept[i]
-        texts[i] = <const unsigned char *>PyBytes_AS_STRING(piece)
-        lengths[i] = PyBytes_GET_SIZE(piece)
-        size += lengths[i]
+        piece = <bytes?>pieces[i]
+        lines.texts[i] = <const unsigned char *>PyBytes_AS_STRING(piece)
+        lines.lengths[i] = PyBytes_GET_SIZE(piece)
+        size += lines.lengths[i]
     for i in range(width):
-        item = kept_columns[i]
-        numbers[i] = NULL
-        firsts[i] = 0
+        item = columns[i]
+        lines.numbers[i] = NULL
+        lines.firsts[i] = 0
         if isinstance(item, array.array):
             given = item
             if given.ob_descr.typecode != c"q":
                 raise ValueError("a column is an array of 'q'")
-            if len(given) < count:
+            if len(given) < lines.count:
                 raise ValueError("a column is too short")
-            numbers[i] = given.data.as_longlongs
+            lines.numbers[i] = given.data.as_longlongs
         else:
-            firsts[i] = item
-    size = count * (size + DIGITS_MAX * width)
-    result = PyBytes_FromStringAndSize_new(NULL, size)
-    start = at = <unsigned char *>PyBytes_AS_STRING(<object>result)
-    for i in range(count):
-        for column in range(width):
-            memcpy(at, texts[column], lengths[column])
-            at += lengths[column]
-            if numbers[column] != NULL:
-                at = _write_number(at, numbers[column][i])
+            lines.firsts[i] = item
+    return max(0, lines.count) * (size + DIGITS_MAX * width)
+
+
+cdef inline unsigned char *_write_text(
+    unsigned char *at, const char *text, Py_ssize_t size
+) noexcept nogil:
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef unsigned char *_write_lines(unsigned char *at, const _Lines *lines) noexcept nogil:
+    cdef unsigned char head[HEAD_MAX]
+    cdef unsigned char *end
+    cdef Py_ssize_t head_size, i
+    cdef int column
+    if lines.width < 0:
+        memcpy(at, lines.texts[0], lines.lengths[0])
+        return at + lines.lengths[0]
+    end = _write_number(_write_text(head, b'{"ts":', 6), lines.now_us)
+    if lines.depth >= 0:
+        end = _write_number(_write_text(end, b',"depth":', 9), lines.depth)
+    end = _write_text(end, b',"seq":', 7)
+    head_size = end - head
+    for i in range(lines.count):
+        memcpy(at, head, head_size)
+        at = _write_number(at + head_size, lines.seq + i)
+        for column in range(lines.width):
+            memcpy(at, lines.texts[column], lines.lengths[column])
+            at += lines.lengths[column]
+            if lines.numbers[column] != NULL:
+                at = _write_number(at, lines.numbers[column][i])
             else:
-                at = _write_number(at, firsts[column] + i)
-        memcpy(at, texts[width], lengths[width])
-        at += lengths[width]
-    # In place: numbers are mostly shorter than they may be.
-    _PyBytes_Resize(&result, at - start)
-    lines = <bytes>result
-    Py_DECREF(lines)
-    return lines
+                at = _write_number(at, lines.firsts[column] + i)
+        memcpy(at, lines.texts[lines.width], lines.lengths[lines.width])
+        at += lines.lengths[lines.width]
+    return at
+
+
+def format_lines(list entries not None, bytearray into not None):
+    cdef Py_ssize_t size = 0, i, count = PyList_GET_SIZE(entries)
+    cdef _Lines *all_lines = <_Lines *>PyMem_Malloc(max(1, count) * sizeof(_Lines))
+    cdef unsigned char *at
+    cdef unsigned char *start
+    if all_lines == NULL:
+        raise MemoryError()
+    try:
+        for i in range(count):
+            size += _read_entry(entries[i], &all_lines[i])
+        if PyByteArray_GET_SIZE(into) < size:
+            PyByteArray_Resize(into, size)
+        start = at = <unsigned char *>PyByteArray_AS_STRING(into)
+        # The entries keep what is pointed at, and nobody changes it: the event loop goes on.
+        with nogil:
+            for i in range(count):
+                at = _write_lines(at, &all_lines[i])
+        return at - start
+    finally:
+        PyMem_Free(all_lines)
 
 
 def stamp(messages not None, long long first_id):
     cdef Message message
-    cdef array.array sizes = _numbers(len(messages))
-    cdef Py_ssize_t at = 0, count = len(sizes)
+    cdef Py_ssize_t at = 0, count = len(messages)
+    cdef array.array sizes
+    if count == 1:
+        message = messages[0]
+        message.log_id = first_id
+        return PyBytes_GET_SIZE(message.body)
+    sizes = _numbers(count)
     for message in messages:
         if at == count:
             break
@@ -510,11 +574,30 @@ def stamp(messages not None, long long first_id):
     return sizes
 
 
+cdef inline long long _age(Message message, long long now_us):
+    cdef long long age = now_us - (
+        message.stamp_us if message.stamp_us else message.log_id >> ID_BITS
+    )
+    return age if age > 0 else 0
+
+
+def is_told(messages not None):
+    cdef Message message
+    for message in messages:
+        if message.log_id:
+            return True
+    return False
+
+
 def logged(messages not None, long long now_us):
     cdef Message message
     cdef Py_ssize_t at = 0, found = 0, count = len(messages)
-    cdef long long age
     cdef array.array places = None, ids = None, sizes = None, ages = None
+    if count == 1:
+        message = messages[0]
+        if not message.log_id:
+            return None
+        return 1, 0, message.log_id, PyBytes_GET_SIZE(message.body), _age(message, now_us)
     for message in messages:
         if message.log_id and found < count:
             if places is None:
@@ -525,8 +608,7 @@ def logged(messages not None, long long now_us):
             places.data.as_longlongs[found] = at
             ids.data.as_longlongs[found] = message.log_id
             sizes.data.as_longlongs[found] = PyBytes_GET_SIZE(message.body)
-            age = now_us - (message.stamp_us if message.stamp_us else message.log_id >> ID_BITS)
-            ages.data.as_longlongs[found] = age if age > 0 else 0
+            ages.data.as_longlongs[found] = _age(message, now_us)
             found += 1
         at += 1
     if places is None:
@@ -534,7 +616,7 @@ def logged(messages not None, long long now_us):
     if found < count:
         for given in (places, ids, sizes, ages):
             array.resize(given, found)
-    return places, ids, sizes, ages
+    return found, places, ids, sizes, ages
 
 
 @cython.final
@@ -543,10 +625,17 @@ cdef class _Run:
     cdef unsigned long long last
     # None: consecutive.
     cdef array.array tags
-    cdef array.array ids
+    # Of the messages; 0 once it was answered. A run of one has it in ``only``.
+    cdef long long *ids
+    cdef long long only
+    cdef Py_ssize_t count
     cdef Py_ssize_t left
     cdef long long since_us
     cdef object source
+
+    def __dealloc__(self):
+        if self.ids != &self.only:
+            PyMem_Free(self.ids)
 
 
 @cython.final
@@ -565,9 +654,24 @@ cdef class Held:
     def __len__(self):
         return self._count
 
-    def add(self, tags, array.array ids not None, long long since_us, source):
+    def add(self, tags, ids, Py_ssize_t count, long long since_us, source):
         cdef _Run run = _Run.__new__(_Run)
-        cdef Py_ssize_t count = len(ids)
+        cdef array.array given
+        cdef Py_ssize_t at
+        if count == 1:
+            run.ids = &run.only
+        else:
+            run.ids = <long long *>PyMem_Malloc(max(1, count) * sizeof(long long))
+            if run.ids == NULL:
+                raise MemoryError()
+        if isinstance(ids, array.array):
+            given = ids
+            if len(given) != count:
+                raise ValueError("as many messages as there are")
+            memcpy(run.ids, given.data.as_longlongs, count * sizeof(long long))
+        else:
+            for at in range(count):
+                run.ids[at] = <long long>ids + at
         if isinstance(tags, array.array):
             run.tags = tags
             if len(run.tags) != count:
@@ -577,23 +681,32 @@ cdef class Held:
         else:
             run.first = tags
             run.last = run.first + count - 1
-        run.ids = ids
-        run.left = count
+        run.count = run.left = count
         run.since_us = since_us
         run.source = source
         self._runs.append(run)
         self._count += count
 
+    def may_hold(self, list tags not None):
+        cdef unsigned long long first, last, tag
+        if self._count == 0:
+            return False
+        first = (<_Run>self._runs[0]).first
+        last = (<_Run>self._runs[PyList_GET_SIZE(self._runs) - 1]).last
+        for tag in tags:
+            if first <= tag <= last:
+                return True
+        return False
+
     def settle(self, tags not None, long long now_us):
         cdef list found = []
-        cdef list runs = self._runs
         cdef _Run run = None
         cdef object source = None
         cdef array.array its_tags = None, ids = None, holds = None
         # Tags in between are not held.
         cdef unsigned long long tag, gap_low = 1, gap_high = 0
         cdef Py_ssize_t at, written = 0, left = len(tags)
-        cdef long long hold
+        cdef bint is_one = left == 1
         for tag in tags:
             left -= 1
             if gap_low <= tag <= gap_high:
@@ -603,34 +716,32 @@ cdef class Held:
                 if run is None:
                     continue
             at = _place(run, tag)
-            if at < 0 or run.ids.data.as_longlongs[at] == 0:
+            if at < 0 or run.ids[at] == 0:
                 continue
-            if its_tags is None or source is not run.source:
-                if its_tags is not None:
-                    _cut_to(its_tags, ids, holds, written)
-                source = run.source
-                its_tags = _numbers(left + 1)
-                ids = _numbers(left + 1)
-                holds = _numbers(left + 1)
-                written = 0
-                found.append((source, its_tags, ids, holds))
-            its_tags.data.as_longlongs[written] = tag
-            ids.data.as_longlongs[written] = run.ids.data.as_longlongs[at]
-            hold = now_us - run.since_us
-            holds.data.as_longlongs[written] = hold if hold > 0 else 0
-            written += 1
-            run.ids.data.as_longlongs[at] = 0
+            if is_one:
+                found.append((run.source, 1, tag, run.ids[at], _hold(run, now_us)))
+            else:
+                if its_tags is None or source is not run.source:
+                    if its_tags is not None:
+                        found.append(_settled(source, its_tags, ids, holds, written))
+                    source = run.source
+                    its_tags = _numbers(left + 1)
+                    ids = _numbers(left + 1)
+                    holds = _numbers(left + 1)
+                    written = 0
+                its_tags.data.as_longlongs[written] = tag
+                ids.data.as_longlongs[written] = run.ids[at]
+                holds.data.as_longlongs[written] = _hold(run, now_us)
+                written += 1
+            run.ids[at] = 0
             run.left -= 1
             self._count -= 1
             if run.left == 0:
                 self._dead += 1
         if its_tags is not None:
-            _cut_to(its_tags, ids, holds, written)
-        if self._dead and (
-            self._count == 0 or self._dead > DEAD_RUNS + PyList_GET_SIZE(self._runs) // 2
-        ):
-            self._runs = [each for each in self._runs if (<_Run>each).left]
-            self._dead = 0
+            found.append(_settled(source, its_tags, ids, holds, written))
+        if self._dead:
+            self._bury()
         return found
 
     def settle_all(self, long long now_us):
@@ -665,6 +776,30 @@ cdef class Held:
             gap_low[0] = (<_Run>self._runs[low - 1]).last + 1
         return None
 
+    cdef int _bury(self) except -1:
+        if self._count == 0:
+            self._runs.clear()
+        elif self._dead > DEAD_RUNS + PyList_GET_SIZE(self._runs) // 2:
+            self._runs = [each for each in self._runs if (<_Run>each).left]
+        else:
+            return 0
+        self._dead = 0
+        return 0
+
+
+cdef inline long long _hold(_Run run, long long now_us):
+    return now_us - run.since_us if now_us > run.since_us else 0
+
+
+cdef tuple _settled(
+    source, array.array tags, array.array ids, array.array holds, Py_ssize_t count
+):
+    if count < len(tags):
+        array.resize(tags, count)
+        array.resize(ids, count)
+        array.resize(holds, count)
+    return source, count, tags, ids, holds
+
 
 cdef Py_ssize_t _place(_Run run, unsigned long long tag):
     """Of a tag between the first and the last of the run; -1 if it is not among them."""
@@ -672,7 +807,7 @@ cdef Py_ssize_t _place(_Run run, unsigned long long tag):
     cdef unsigned long long there
     if run.tags is None:
         return <Py_ssize_t>(tag - run.first)
-    high = len(run.tags) - 1
+    high = run.count - 1
     while low < high:
         middle = (low + high) // 2
         there = run.tags.data.as_longlongs[middle]
@@ -682,14 +817,6 @@ cdef Py_ssize_t _place(_Run run, unsigned long long tag):
             high = middle
     there = run.tags.data.as_longlongs[low]
     return low if there == tag else -1
-
-
-cdef int _cut_to(array.array tags, array.array ids, array.array holds, Py_ssize_t count) except -1:
-    if count < len(tags):
-        array.resize(tags, count)
-        array.resize(ids, count)
-        array.resize(holds, count)
-    return 0
 
 
 # --- within ------------------------------------------------------------------------------------

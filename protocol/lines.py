@@ -1,10 +1,11 @@
 """Lines of the event log for runs of messages, without an object for each (pure twin).
 
-Events of a run share all but a few numbers. ``fill_lines`` puts those between pieces that were
-encoded once; ``stamp`` and ``logged`` write and read what a message carries for the log: its
-number there, whose upper part is the time it was published. ``Held`` remembers the numbers of what
-was delivered until it is answered. ``_hot.pyx`` has the same, compiled: numbers are kept in arrays,
-so that it makes no Python object of any of them.
+Events of a run share all but a few numbers. The event loop notes what is shared, encoded once, and
+the numbers (an ``Entry``); ``format_lines`` puts them together, in the thread that writes the log.
+``stamp`` and ``logged`` write and read what a message carries for the log: its number there, whose
+upper part is the time it was published. ``Held`` remembers the numbers of what was delivered until
+it is answered. ``_hot.pyx`` has the same, compiled: numbers are kept in arrays, so that it makes no
+Python object of any of them, and lines are formatted while the event loop goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     Numbers = array[int]
     # Numbers that differ from line to line, or the first of consecutive ones.
     Column = Numbers | int
+    # Time in microseconds, depth (-1: none is told), number of the first line, what stands
+    # between the other numbers of a line and after them, these numbers, and how many lines.
+    Run = tuple[int, int, int, tuple[bytes, ...], tuple[Column, ...], int]
+    # Lines to be, or whole ones.
+    Entry = Run | bytes
+    # Source of deliveries, how many of it, tags, message numbers and microseconds since.
+    Settled = tuple[Any, int, Column, Column, Column]
 
 # A message's number is the time in microseconds, and so many bits to tell those of one time apart.
 ID_BITS = 11
@@ -31,15 +39,36 @@ COLUMNS_MAX = 8
 DEAD_RUNS = 32
 
 
-def fill_lines(pieces: Sequence[bytes], columns: Sequence[Column], count: int) -> bytes:
-    """``count`` lines: piece, number, piece, number, ... piece. One piece more than columns."""
+def each_of(column: Column, count: int) -> Sequence[int]:
+    """The numbers of a column."""
+    return range(column, column + count) if isinstance(column, int) else column
+
+
+def format_lines(entries: list[Entry], into: bytearray) -> int:
+    """All lines: time, depth, number; then piece, number, piece, number, ... piece.
+
+    There is one piece more than there are columns. Nobody may change the columns meanwhile. The
+    lines are the first so many bytes of ``into``, which grows as needed: who formats again and
+    again has the same memory for it.
+    """
+    lines = b"".join(
+        [entry if isinstance(entry, bytes) else _format_run(*entry) for entry in entries]
+    )
+    into[: len(lines)] = lines
+    return len(lines)
+
+
+def _format_run(
+    now_us: int,
+    depth: int,
+    seq: int,
+    pieces: tuple[bytes, ...],
+    columns: tuple[Column, ...],
+    count: int,
+) -> bytes:
     if len(columns) > COLUMNS_MAX or len(pieces) != len(columns) + 1:
         raise ValueError("too many columns, or not one piece more")
-    if count <= 0:
-        return b""
-    if not columns:
-        return pieces[0] * count
-    numbers: list[Iterable[int]] = []
+    numbers: list[Iterable[int]] = [counting(seq)]
     for column in columns:
         if isinstance(column, int):
             numbers.append(counting(column))
@@ -47,23 +76,29 @@ def fill_lines(pieces: Sequence[bytes], columns: Sequence[Column], count: int) -
             raise ValueError("a column is too short")
         else:
             numbers.append(column)
+    head = b'{"ts":%d,' % now_us + (b'"depth":%d,' % depth if depth >= 0 else b"") + b'"seq":'
     # A number is never a percent sign, but a piece may have one.
-    line = b"%d".join([piece.replace(b"%", b"%%") for piece in pieces])
+    line = b"%d".join([head, *[piece.replace(b"%", b"%%") for piece in pieces]])
     rows = zip(range(count), *numbers, strict=False)
     return b"".join([line % row[1:] for row in rows])
 
 
-def stamp(messages: Sequence[Message], first_id: int) -> Numbers:
+def stamp(messages: Sequence[Message], first_id: int) -> Column:
     """Number a run for the log; the sizes of its bodies."""
     for at, message in enumerate(messages):
         message.log_id = first_id + at
-    return array("q", [len(message.body) for message in messages])
+    return _column([len(message.body) for message in messages], is_one=len(messages) == 1)
+
+
+def is_told(messages: Sequence[Message]) -> bool:
+    """Whether any of them has a number."""
+    return any(message.log_id for message in messages)
 
 
 def logged(
     messages: Sequence[Message], now_us: int
-) -> tuple[Numbers, Numbers, Numbers, Numbers] | None:
-    """Of those that have a number: place in the run, number, size, age in microseconds.
+) -> tuple[int, Column, Column, Column, Column] | None:
+    """Of those that have a number: how many, place in the run, number, size, age in microseconds.
 
     None if none has a number.
     """
@@ -71,12 +106,20 @@ def logged(
     if not places:
         return None
     chosen = [messages[at] for at in places]
+    ages = [max(0, now_us - (each.stamp_us or each.log_id >> ID_BITS)) for each in chosen]
+    is_one = len(messages) == 1
     return (
-        array("q", places),
-        array("q", [message.log_id for message in chosen]),
-        array("q", [len(message.body) for message in chosen]),
-        array("q", [max(0, now_us - (each.stamp_us or each.log_id >> ID_BITS)) for each in chosen]),
+        len(places),
+        _column(places, is_one=is_one),
+        _column([message.log_id for message in chosen], is_one=is_one),
+        _column([len(message.body) for message in chosen], is_one=is_one),
+        _column(ages, is_one=is_one),
     )
+
+
+def _column(numbers: list[int], *, is_one: bool) -> Column:
+    """A run of one needs no array."""
+    return numbers[0] if is_one else array("q", numbers)
 
 
 class _Run:
@@ -84,12 +127,12 @@ class _Run:
 
     __slots__ = ("first", "ids", "left", "since_us", "source", "tags")
 
-    def __init__(self, tags: Sequence[int], ids: Numbers, since_us: int, source: Any) -> None:
+    def __init__(self, tags: Sequence[int], ids: Sequence[int], since_us: int, source: Any) -> None:
         # Ascending.
         self.tags = tags
         self.first = tags[0]
         # Of the messages; 0 once it was answered.
-        self.ids = ids
+        self.ids = list(ids)
         self.left = len(ids)
         self.since_us = since_us
         self.source = source
@@ -110,22 +153,25 @@ class Held:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, tags: Column, ids: Numbers, since_us: int, source: object) -> None:
-        """``tags`` are above all earlier ones; ``ids`` is taken over. Whoever asks for answers
-        gets ``source`` back."""
-        given = range(tags, tags + len(ids)) if isinstance(tags, int) else tags
-        self._runs.append(_Run(given, ids, since_us, source))
-        self._count += len(ids)
+    def add(self, tags: Column, ids: Column, count: int, since_us: int, source: object) -> None:
+        """``tags`` are above all earlier ones. Whoever asks for answers gets ``source`` back."""
+        self._runs.append(_Run(each_of(tags, count), each_of(ids, count), since_us, source))
+        self._count += count
 
-    def settle(
-        self, tags: Iterable[int], now_us: int
-    ) -> list[tuple[Any, Numbers, Numbers, Numbers]]:
-        """They are answered: source, tags, message numbers and microseconds since, by source.
+    def may_hold(self, tags: list[int]) -> bool:
+        """Whether any is between the first and the last that are held: if not, none is held."""
+        if not self._count:
+            return False
+        first, last = self._runs[0].first, self._runs[-1].tags[-1]
+        return any(first <= tag <= last for tag in tags)
+
+    def settle(self, tags: Sequence[int], now_us: int) -> list[Settled]:
+        """They are answered.
 
         In the order of ``tags``, consecutive ones of one source together; tags that are not held
         are passed over.
         """
-        found: list[tuple[Any, Numbers, Numbers, Numbers]] = []
+        found: list[tuple[Any, list[int], list[int], list[int]]] = []
         for tag in tags:
             run = self._run_of(tag)
             if run is None:
@@ -134,7 +180,7 @@ class Held:
             if run.tags[at] != tag or not run.ids[at]:
                 continue
             if not found or found[-1][0] is not run.source:
-                found.append((run.source, array("q"), array("q"), array("q")))
+                found.append((run.source, [], [], []))
             _, found_tags, ids, holds = found[-1]
             found_tags.append(tag)
             ids.append(run.ids[at])
@@ -145,9 +191,19 @@ class Held:
             if not run.left:
                 self._dead += 1
         self._bury()
-        return found
+        is_one = len(tags) == 1
+        return [
+            (
+                source,
+                len(ids),
+                _column(found_tags, is_one=is_one),
+                _column(ids, is_one=is_one),
+                _column(holds, is_one=is_one),
+            )
+            for source, found_tags, ids, holds in found
+        ]
 
-    def settle_all(self, now_us: int) -> list[tuple[Any, Numbers, Numbers, Numbers]]:
+    def settle_all(self, now_us: int) -> list[Settled]:
         """The same for everything that is held."""
         return self.settle([tag for run in self._runs for tag in run.tags], now_us)
 

@@ -20,7 +20,8 @@ __all__ = [
     "cut",
     "encode_acks",
     "encode_deliveries",
-    "fill_lines",
+    "format_lines",
+    "is_told",
     "logged",
     "stamp",
 ]
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     # The twins are alike, and mypy cannot look into the compiled one.
     from leveret.protocol.hot import cut, encode_acks, encode_deliveries
     from leveret.protocol.items import AckRun, PublishRun, RawFrame
-    from leveret.protocol.lines import Held, fill_lines, logged, stamp
+    from leveret.protocol.lines import Held, format_lines, is_told, logged, stamp
     from leveret.protocol.message import Message
 
     COMPILED: bool
@@ -48,7 +49,8 @@ else:
             cut,
             encode_acks,
             encode_deliveries,
-            fill_lines,
+            format_lines,
+            is_told,
             logged,
             stamp,
         )
@@ -57,7 +59,7 @@ else:
     except ImportError:
         from leveret.protocol.hot import cut, encode_acks, encode_deliveries
         from leveret.protocol.items import AckRun, PublishRun, RawFrame
-        from leveret.protocol.lines import Held, fill_lines, logged, stamp
+        from leveret.protocol.lines import Held, format_lines, is_told, logged, stamp
         from leveret.protocol.message import Message
 
         COMPILED = False

@@ -42,7 +42,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from leveret import __version__
 from leveret.storage.broker_store import BROKER_FILE
 from leveret.storage.check import Report, check_folder
-from leveret.storage.data_folder import database_files, open_read_only
+from leveret.storage.connections import open_read_only
+from leveret.storage.data_folder import database_files
 from leveret.storage.folder_lock import LOCK_FILE
 from leveret.storage.folder_sync import sync_folder
 from leveret.storage.migrations import SCHEMA_VERSION

@@ -62,25 +62,23 @@ class BrokerStore:
         """
         path = self.database.path
         try:
-            await self.database.open()
-            found = await self.database.call_writer(_read_version)
-            if found != BROKER_SCHEMA_VERSION:
-                raise StoreError(
-                    f"{path} has schema version {found}, this Leveret knows"
-                    f" {BROKER_SCHEMA_VERSION}: use the version that wrote it, or a newer one."
-                )
-            return await self.database.call_writer(read_broker_state)
+            async with self.database.opening(self._look):
+                return await self.database.call_writer(read_broker_state)
         except (sqlite3.Error, ValueError, TypeError) as error:
-            await self.database.abandon()
             raise StoreError(
                 f"{path}, which holds users and virtual hosts, cannot be read: {error}. Nothing in"
                 " it was changed. Restore a backup, or move it aside (leveret check --move-aside):"
                 " the next start makes one with the default user and takes over the virtual hosts"
                 " whose files are there."
             ) from error
-        except StoreError:
-            await self.database.abandon()
-            raise
+
+    def _look(self, connection: sqlite3.Connection) -> None:
+        found = _read_version(connection)
+        if found != BROKER_SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.database.path} has schema version {found}, this Leveret knows"
+                f" {BROKER_SCHEMA_VERSION}: use the version that wrote it, or a newer one."
+            )
 
     async def close(self) -> None:
         if self._changes:

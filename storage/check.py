@@ -22,7 +22,8 @@ from leveret.storage.broker_store import (
     read_broker_state,
 )
 from leveret.storage.commit import SEQ_BITS
-from leveret.storage.data_folder import database_files, open_read_only, vhost_files
+from leveret.storage.connections import open_read_only
+from leveret.storage.data_folder import database_files, vhost_files
 from leveret.storage.migrations import UnknownVersion, check_version
 from leveret.storage.vhost_store import file_stem
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from leveret.storage.broker_store import BROKER_FILE
+from leveret.storage.connections import open_read_only
 from leveret.storage.folder_sync import sync_folder
 from leveret.storage.vhost_store import TRANSIENT_SUFFIX, file_stem
 
@@ -52,23 +53,6 @@ def _vhost_name(path: Path) -> str | None:
             return name
         log.error("%s: cannot be read, and whose file it is cannot be told: left alone", path)
         return None
-
-
-def open_read_only(path: Path, *, is_in_use: bool) -> sqlite3.Connection:
-    """Open it such that nothing is written, not even what is left in its WAL.
-
-    The connection may be handed from thread to thread.
-    """
-    wal = Path(f"{path}-wal")
-    is_whole = not is_in_use and not (wal.exists() and wal.stat().st_size)
-    # Else SQLite would make files of its own beside one that has everything in it.
-    flags = "mode=ro&immutable=1" if is_whole else "mode=ro"
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?{flags}",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=False,
-    )
 
 
 def move_aside(path: Path, stamp: str) -> Path:

@@ -12,7 +12,7 @@ deletions of acked messages, which nobody waits for, wait for company (``put_laz
 A commit is one call in the writer's thread (``commit.py``: begin, statements, commit).
 
 A commit that fails (disk full, I/O error) is rolled back and tried again until it succeeds;
-nothing is confirmed meanwhile, and ``on_trouble`` is told. A file that is damaged or gone
+nothing is ``committed`` meanwhile, and ``on_trouble`` is told. A file that is damaged or gone
 (``damage.py``) is not written again: ``on_damage`` is told once, and who waits for it waits until
 somebody abandons it.
 """
@@ -33,7 +33,17 @@ import aiosqlite
 
 from leveret.storage.commit import Batch, Operation
 from leveret.storage.commit import commit as commit
-from leveret.storage.damage import READ_TRIES, check_identity, identity, is_lasting
+from leveret.storage.connections import (
+    PAGE_SIZE,
+    connect,
+    hold,
+    look_at,
+    measured,
+    prepare_reader,
+    prepare_writer,
+    run_in_thread,
+)
+from leveret.storage.damage import READ_TRIES, FileGone, check_identity, identity, is_lasting
 from leveret.storage.free_space import FreeSpace, free_bytes
 from leveret.storage.operations import Barrier
 
@@ -45,13 +55,10 @@ T = TypeVar("T")
 COMMIT_ROWS = 2_000
 COMMIT_BYTES = 4 << 20
 # After this much written, pages are copied from the WAL into the database between two commits:
-# 15 ms of CPU time or so, and the writer does nothing else meanwhile.
-CHECKPOINT_BYTES = 4 << 20
+# 7 ms of CPU time or so (40 on a slow machine), and the writer does nothing else meanwhile.
+CHECKPOINT_BYTES = 2 << 20
 # A WAL this long makes one commit wait until readers are out of the way and it can start anew.
 WAL_LIMIT_BYTES = 64 << 20
-# Against 4096 a sixth less CPU time for 1 KB bodies (benchmarks/storage.py), 16384 a quarter less;
-# but the commit of a lone message writes 12, 20 and 36 KB to the WAL.
-PAGE_SIZE = 8192
 RETRY_S = 0.5
 # How long a file that is closed waits for a disk on which commits only fail.
 PATIENCE_S = 10.0
@@ -127,10 +134,32 @@ class Database:
         self._is_closed = False
         await self._open_writer()
 
+    @asynccontextmanager
+    async def opening(self, look: Callable[[sqlite3.Connection], object]) -> AsyncIterator[None]:
+        """Open or make the file for a start that may yet refuse it.
+
+        ``look`` reads one that is there before anything can be written. If it or the block raises,
+        the file is closed, and it and its WAL are byte by byte what they were, unless the block
+        has committed something.
+        """
+        guard = await asyncio.to_thread(look_at, self.path, look)
+        try:
+            await self.open()
+            yield
+        except BaseException:
+            await self.abandon()
+            raise
+        finally:
+            # After the writer, whose last act would be to copy the WAL into the file.
+            if guard is not None:
+                guard.close()
+
     async def _open_writer(self) -> aiosqlite.Connection:
         async with self._opening:
             if self._writer is None:
-                self._writer = await _connect(self.path, _prepare, self._synchronous, self._schema)
+                self._writer = await connect(
+                    self.path, prepare_writer, self._synchronous, self._schema, WAL_LIMIT_BYTES
+                )
                 self._identity = identity(self.path)
                 self._free_space.freed(await run_in_thread(self._writer, free_bytes))
             return self._writer
@@ -139,7 +168,7 @@ class Database:
         await self._open_writer()  # which makes the tables
         async with self._opening:
             if self._reader is None:
-                self._reader = await _connect(self.path, _prepare_reader)
+                self._reader = await connect(self.path, prepare_reader)
             return self._reader
 
     # --- writing ---------------------------------------------------------------------------------
@@ -324,7 +353,10 @@ class Database:
             self.numbers["failures"] += 1
             if not self._in_trouble:
                 log.error(
-                    "%s: writing fails, nothing is confirmed until it works: %s", self.path, error
+                    "%s: writing fails; until it works, only what its consumers have acked is"
+                    " confirmed: %s",
+                    self.path,
+                    error,
                 )
         elif self._in_trouble:
             log.warning("%s: writing works again", self.path)
@@ -343,7 +375,7 @@ class Database:
         """Run ``query(connection, ...)`` in the reader's thread; it sees what is committed."""
         reader = self._reader or await self._open_reader()
         result: T
-        result, cpu = await run_in_thread(reader, _measured, query, *arguments)
+        result, cpu = await run_in_thread(reader, measured, query, *arguments)
         self._note_step(cpu)
         return result
 
@@ -378,7 +410,7 @@ class Database:
         """
         async with self._boundary:
             try:
-                timed: tuple[T, float] = await self.call_writer(_timed, function, *arguments)
+                timed: tuple[T, float] = await self.call_writer(measured, function, *arguments)
             except sqlite3.Error as error:
                 if is_lasting(error):
                     self._note_damage(error)
@@ -452,70 +484,18 @@ class Database:
             self._moment.cancel()
             await asyncio.wait([self._moment])
         await self._free_space.stop()
+        guard = None
+        if self.damage is not None and not isinstance(self.damage, FileGone):
+            guard = hold(self.path)
         for connection in (self._reader, self._writer):
             if connection is not None:
                 await connection.close()
         self._reader = self._writer = None
-
-
-async def _connect(
-    path: Path, prepare: Callable[..., None], *arguments: Any
-) -> aiosqlite.Connection:
-    connection = await aiosqlite.connect(path, isolation_level=None)
-    try:
-        await run_in_thread(connection, prepare, *arguments)
-    except BaseException:
-        await connection.close()
-        raise
-    return connection
-
-
-async def run_in_thread(
-    connection: aiosqlite.Connection, function: Callable[..., T], *arguments: Any
-) -> T:
-    """``function(sqlite3 connection, ...)`` in the connection's own thread: one hop.
-
-    aiosqlite has this only as a private method; ``tests/storage/test_database.py`` fails if a new
-    version lacks it.
-    """
-    execute: Callable[..., Awaitable[T]] = getattr(connection, "_execute")  # noqa: B009
-    return await execute(function, connection._conn, *arguments)
+        if guard is not None:
+            guard.close()
 
 
 # --- in the threads ------------------------------------------------------------------------------
-
-
-def _prepare(connection: sqlite3.Connection, synchronous: str, schema: str) -> None:
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if not tables:
-        # Others keep what they have; to set it again would write to a file we may yet refuse.
-        connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute(f"PRAGMA synchronous={synchronous}")
-    # Checkpoints come between commits, not within them; but how much a commit writes is only
-    # guessed, so SQLite itself sees to it that the WAL does not get out of hand.
-    connection.execute(f"PRAGMA wal_autocheckpoint={WAL_LIMIT_BYTES // PAGE_SIZE}")
-    connection.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
-    connection.execute("PRAGMA busy_timeout=2000")
-    connection.execute("PRAGMA cache_size=-8192")
-    connection.execute("PRAGMA temp_store=MEMORY")
-    if not tables:
-        connection.executescript(f"BEGIN IMMEDIATE; {schema}; COMMIT")
-
-
-def _prepare_reader(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA query_only=1")
-    connection.execute("PRAGMA cache_size=-2048")
-    connection.execute("PRAGMA busy_timeout=2000")
-
-
-def _timed(
-    connection: sqlite3.Connection, function: Callable[..., T], *arguments: Any
-) -> tuple[T, float]:
-    begun = time.thread_time()
-    answer = function(connection, *arguments)
-    return answer, time.thread_time() - begun
 
 
 def _commit_here(
@@ -525,15 +505,6 @@ def _commit_here(
     cpu_s = commit(connection, batch)
     check_identity(path, known)
     return cpu_s
-
-
-def _measured(
-    connection: sqlite3.Connection, query: Callable[..., T], *arguments: Any
-) -> tuple[T, float]:
-    """What a query brings, and the CPU time it took of this thread."""
-    begun = time.thread_time()
-    result = query(connection, *arguments)
-    return result, time.thread_time() - begun
 
 
 def _checkpoint(connection: sqlite3.Connection, may_wait: bool) -> tuple[int, float]:

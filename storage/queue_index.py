@@ -17,18 +17,25 @@ import sqlite3
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
 
 from leveret.protocol.twin import Message
 from leveret.storage.commit import SEQ_BITS, Batch
-from leveret.storage.database import Database
+from leveret.storage.database import COMMIT_ROWS, Database
+from leveret.storage.message_rows import (
+    EXACT,
+    PERSISTENT,
+    SEQ_MASK,
+    Position,
+    make_position,
+    select_chosen,
+    select_due,
+    select_messages,
+    select_positions,
+    short_strings,
+)
 from leveret.storage.message_store import MessageStore
 from leveret.storage.operations import DROP_ROWS, RangeDrop, Statement
 
-_SEQ_MASK = (1 << SEQ_BITS) - 1
-_PERSISTENT = 256
-# Of a queue with exact TTL: the row is in the index message_expiry.
-_EXACT = 512
 # Counters.expiring: all rows with an expiry are in that index.
 MARKED = 2
 # What a row costs beyond body and header: counted against the cap of a commit.
@@ -36,18 +43,6 @@ ROW_OVERHEAD = 100
 # A row costs one credit, and one more for each 2 KiB of header and body. So 4,000 credits are two
 # full commits, be it in rows or in bytes.
 CREDIT_BITS = 11
-
-
-class Position(NamedTuple):
-    """A message that is known to be there and was not read."""
-
-    seq_id: int
-    size: int
-    is_persistent: bool
-    expires_at_ms: int | None
-    body_id: int | None
-    # How often it came back from a consumer.
-    delivery_count: int
 
 
 class Counters:
@@ -147,7 +142,7 @@ class _Mark:
         batch.after.append(self._go_on)
 
     def _run(self, connection: sqlite3.Connection) -> None:
-        last = self._index._base + _SEQ_MASK
+        last = self._index._base + SEQ_MASK
         keys = connection.execute(
             "SELECT key FROM message WHERE key BETWEEN ? AND ? ORDER BY key LIMIT ?",
             (self._first, last, DROP_ROWS),
@@ -248,23 +243,26 @@ class QueueIndex:
             return
         self._unremoved += len(written)
         self._unremoved_bytes += sum([row[1] for row in written])
-        remove = _Remove(self, written)
-        self._under_way[remove] = (min(written)[0], max(written)[0])
-        # Nobody waits for it: should it be lost, the message comes back marked as redelivered.
-        self._database.put_lazily(remove)
+        for at in range(0, len(written), COMMIT_ROWS):
+            part = written[at : at + COMMIT_ROWS]
+            remove = _Remove(self, part)
+            self._under_way[remove] = (min(part)[0], max(part)[0])
+            # Nobody waits for it: should it be lost, the message comes back marked as redelivered.
+            self._database.put_lazily(remove)
 
     def release(self, seq_ids: Collection[int]) -> None:
         """These are about to be removed: nobody need wait any more for their commit.
 
-        Each position is given once. A run of which all were given counts as committed.
+        Each was written, and is given once. A run of which all were given counts as committed.
         """
-        if not self._awaited:
+        if not self._awaited or not seq_ids:
             return
         seq_ids = sorted(seq_ids)
         for write in self._awaited:
             if write.seq_ids[0] > seq_ids[-1]:
                 break
-            # Whatever of this queue stands between a write's first and last is the write's.
+            # Whatever was written of this queue between a write's first and last is the write's;
+            # transient messages may stand there, too, and do not count.
             begin = bisect_left(seq_ids, write.seq_ids[0])
             write.left -= bisect_right(seq_ids, write.seq_ids[-1], begin) - begin
         self._tell_committed()
@@ -347,8 +345,13 @@ class QueueIndex:
     def save_counters(self) -> None:
         self._database.put(_Count(self))
 
+    @property
+    def is_dropping(self) -> bool:
+        """A range is being removed, in several commits: nobody knows yet how much that is."""
+        return any(isinstance(operation, RangeDrop) for operation in self._under_way)
+
     def totals(self) -> Counters:
-        """What the counters will be when all that was put is on disk."""
+        """What the counters will be when all that was put is on disk; unless ``is_dropping``."""
         counters = self.counters
         return Counters(
             counters.next_seq,
@@ -364,7 +367,7 @@ class QueueIndex:
         pop = self._unwritten.pop
         base, store = self._base, self._store
         embed_below = store.embed_below
-        marks = _EXACT if self.is_exact and expires_at_ms is not None else 0
+        marks = EXACT if self.is_exact and expires_at_ms is not None else 0
         count = size = written = 0
         for seq_id in seq_ids:
             message = pop(seq_id, None)
@@ -391,12 +394,10 @@ class QueueIndex:
             parameters += (
                 base + seq_id,
                 length,
-                message.needs | marks | _PERSISTENT
-                if message.persistent
-                else message.needs | marks,
+                message.needs | marks | PERSISTENT if message.persistent else message.needs | marks,
                 expires_at_ms,
                 message.envelope,
-                _short_strings(message.extra_keys) if message.extra_keys else None,
+                short_strings(message.extra_keys) if message.extra_keys else None,
                 header,
                 body_id,
                 body,
@@ -449,9 +450,9 @@ class QueueIndex:
         """Up to ``limit`` positions from ``first``, before ``end``; all that was put is seen."""
         await self._wait_on_disk(first, end - 1)
         rows = await self._database.read_patiently(
-            _select_positions, self._base + first, self._base + end, limit
+            select_positions, self._base + first, self._base + end, limit
         )
-        return [_position(row) for row in rows]
+        return [make_position(row) for row in rows]
 
     async def read_due(
         self, first: int, end: int, now_ms: int, limit: int
@@ -460,9 +461,9 @@ class QueueIndex:
         when the next is."""
         await self._wait_on_disk(first, end - 1)
         rows = await self._database.read_patiently(
-            _select_due, self._base + first, self._base + end, limit + 1
+            select_due, self._base + first, self._base + end, limit + 1
         )
-        found = [_position(row) for row in rows]
+        found = [make_position(row) for row in rows]
         due = [each for each in found[:limit] if (each.expires_at_ms or 0) <= now_ms]
         return due, found[len(due)].expires_at_ms if len(due) < len(found) else None
 
@@ -472,7 +473,7 @@ class QueueIndex:
         if self.counters.expiring == MARKED:
             return
         mark = self._marking = _Mark(self)
-        self._under_way[mark] = (0, _SEQ_MASK)
+        self._under_way[mark] = (0, SEQ_MASK)
         self._database.put(mark)
 
     async def read_messages(
@@ -481,14 +482,14 @@ class QueueIndex:
         """Messages from ``first`` to ``last``, within both limits but at least one."""
         await self._wait_on_disk(first, last)
         return await self._database.read_patiently(
-            _select_messages, self._base + first, self._base + last, limit, max_bytes
+            select_messages, self._base + first, self._base + last, limit, max_bytes
         )
 
     async def read_chosen(self, seq_ids: Sequence[int]) -> list[tuple[int, Message]]:
         """The messages at these positions, which ascend and are not many; those there are."""
         await self._wait_on_disk(seq_ids[0], seq_ids[-1])
         return await self._database.read_patiently(
-            _select_chosen, [self._base + seq_id for seq_id in seq_ids]
+            select_chosen, [self._base + seq_id for seq_id in seq_ids]
         )
 
     async def _wait_on_disk(self, first: int, last: int) -> None:
@@ -496,90 +497,3 @@ class QueueIndex:
         # A large range is dropped in several commits: look again after each.
         while any(low <= last and first <= high for low, high in self._under_way.values()):
             await self._database.wait_committed()
-
-
-# --- in the reader's thread ------------------------------------------------------------------
-
-
-def _select_positions(
-    connection: sqlite3.Connection, first: int, end: int, limit: int
-) -> list[Any]:
-    return connection.execute(
-        "SELECT key, size, flags, expires_at, body_id, delivery_count FROM message"
-        " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
-        (first, end, limit),
-    ).fetchall()
-
-
-def _select_due(connection: sqlite3.Connection, first: int, end: int, limit: int) -> list[Any]:
-    # The conditions are those of the index message_expiry, or it is not used.
-    return connection.execute(
-        "SELECT key, size, flags, expires_at, body_id, delivery_count FROM message"
-        " WHERE key >> 40 = ? AND expires_at IS NOT NULL AND flags & 512"
-        " AND key >= ? AND key < ? ORDER BY expires_at LIMIT ?",
-        (first >> SEQ_BITS, first, end, limit),
-    ).fetchall()
-
-
-def _position(row: tuple[Any, ...]) -> Position:
-    key, size, flags, expires_at_ms, body_id, returned = row
-    return Position(
-        key & _SEQ_MASK, size, bool(flags & _PERSISTENT), expires_at_ms, body_id, returned
-    )
-
-
-_MESSAGES = (
-    "SELECT m.key, m.size, m.flags, m.envelope, m.extra_keys, m.header, m.body_id,"
-    " coalesce(m.body, b.body), m.log_id, m.stamp_us"
-    " FROM message m LEFT JOIN body b ON b.id = m.body_id"
-)
-
-
-def _select_messages(
-    connection: sqlite3.Connection, first: int, last: int, limit: int, max_bytes: int
-) -> list[tuple[int, Message]]:
-    cursor = connection.execute(
-        f"{_MESSAGES} WHERE m.key BETWEEN ? AND ? ORDER BY m.key LIMIT ?", (first, last, limit)
-    )
-    return _read(cursor, max_bytes)
-
-
-def _select_chosen(connection: sqlite3.Connection, keys: list[int]) -> list[tuple[int, Message]]:
-    marks = ",".join("?" * len(keys))
-    return _read(connection.execute(f"{_MESSAGES} WHERE m.key IN ({marks})", keys), None)
-
-
-def _read(cursor: sqlite3.Cursor, max_bytes: int | None) -> list[tuple[int, Message]]:
-    found: list[tuple[int, Message]] = []
-    size = 0
-    for key, length, flags, envelope, extra_keys, header, body_id, body, log_id, stamp_us in cursor:
-        size += length
-        if found and max_bytes is not None and size > max_bytes:
-            break
-        exchange, routing_key = _names(envelope)
-        message = Message(
-            envelope, exchange, routing_key, header, body, flags & 255, bool(flags & _PERSISTENT)
-        )
-        if extra_keys is not None:
-            message.extra_keys = _names(extra_keys)
-        if body_id is not None:
-            message.body_id = body_id
-        if log_id is not None:
-            message.log_id, message.stamp_us = log_id, stamp_us or 0
-        found.append((key & _SEQ_MASK, message))
-    return found
-
-
-def _short_strings(names: Iterable[str]) -> bytes:
-    raw = [name.encode("utf-8", "surrogateescape") for name in names]
-    return b"".join(bytes((len(name),)) + name for name in raw)
-
-
-def _names(data: bytes) -> tuple[str, ...]:
-    names = []
-    at = 0
-    while at < len(data):
-        end = at + 1 + data[at]
-        names.append(data[at + 1 : end].decode("utf-8", "surrogateescape"))
-        at = end
-    return tuple(names)

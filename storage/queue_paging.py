@@ -56,16 +56,23 @@ class PagingQueue(QueueState):
             is_short = self.push_betas_to_deltas(betas) == 0 and surplus > betas
         # Where nothing moved, nothing will: what was read ahead stays.
         more = (excess > quota and not left) or is_short
-        if more and not self._has_to_page:
-            self._has_to_page = True
-            self._wake()
+        if more:
+            self._page_later()
         return more
 
     def resume(self) -> None:
         """Called after a wake: go on paging, a step at a time between other work."""
         if self._has_to_page:
             self._has_to_page = False
+            if self._turns_lazy:
+                self._become_lazier()
             self.reduce_memory_use()
+
+    def _page_later(self) -> None:
+        """There is more to page than one turn should take."""
+        if not self._has_to_page:
+            self._has_to_page = True
+            self._wake()
 
     def _limit_ram_acks(self, quota: int) -> int:
         """Unacked messages leave memory, the latest first [119]."""
@@ -116,17 +123,29 @@ class PagingQueue(QueueState):
     def set_lazy(self, *, is_lazy: bool) -> None:
         """Lazy: all that is published goes to disk alone, and is read when it is wanted [125].
 
-        What is in memory goes to disk now; back from lazy, it stays there until it is fetched.
+        What is in memory goes to disk step by step, and what is published meanwhile after it; back
+        from lazy, it stays there until it is fetched.
         """
-        if is_lazy and not self.is_lazy:
-            rear = [*self.q2, *self.q1]
-            self._page_out(rear)
-            self.q2.clear()
-            self.q1.clear()
-            self._add_to_delta(rear)
-            self.push_q4(len(self.q4))
-            self.push_betas_to_deltas(len(self.q3))
-        self.is_lazy = is_lazy
+        if not is_lazy:
+            self.is_lazy = self._turns_lazy = False
+        elif not self.is_lazy:
+            self._turns_lazy = True
+            self._become_lazier()
+
+    def _become_lazier(self) -> None:
+        """A bounded step: what stands behind the delta goes into it, what stands before it into q3;
+        of that, what is not in the first segment follows."""
+        rear: list[MsgStatus] = []
+        for queue in (self.q2, self.q1):
+            while queue and len(rear) < PAGING_STEP:
+                rear.append(queue.popleft())
+        self._page_out(rear)
+        self._add_to_delta(rear)
+        left = self.push_q4(PAGING_STEP - len(rear))
+        self.is_lazy = not (self.q1 or self.q2 or self.q4)
+        self._turns_lazy = not left or not self.push_betas_to_deltas(left)
+        if self._turns_lazy:
+            self._page_later()
 
     def _page_out(self, statuses: list[MsgStatus]) -> None:
         self._write_transients(statuses)

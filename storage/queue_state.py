@@ -17,15 +17,17 @@ from operator import attrgetter
 from leveret.storage.backing_queue import (
     Confirm,
 )
+from leveret.storage.database import COMMIT_ROWS
 from leveret.storage.exact_expiry import ExactExpiry
 from leveret.storage.memory_use import MemoryUse
+from leveret.storage.message_rows import Position
 from leveret.storage.msg_status import (
     Delta,
     MsgStatus,
     merge_into,
     place_of,
 )
-from leveret.storage.queue_index import CREDIT_BITS, Position, QueueIndex
+from leveret.storage.queue_index import CREDIT_BITS, QueueIndex
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,9 @@ class QueueState:
         self._transient: QueueIndex | None = None
         self._spend = spend
         self._segment_size = segment_size
+        # All goes to disk alone; while a queue that was not turns lazy, the latter is set first.
         self.is_lazy = is_lazy
+        self._turns_lazy = False
         self.q1: deque[MsgStatus] = deque()
         self.q2: deque[MsgStatus] = deque()
         self.q3: deque[MsgStatus] = deque()
@@ -278,7 +282,11 @@ class QueueState:
     def _write(
         self, index: QueueIndex, statuses: list[MsgStatus], committed: Callable[[], None] | None
     ) -> None:
-        """Hand a run, positions ascending, with one expiry, to an index."""
+        """Hand a run, positions ascending, with one expiry, to an index.
+
+        Where nobody waits for all of it at once, large messages go in parts: one commit is not to
+        take more than it can write quickly.
+        """
         messages = [status.message for status in statuses if status.message is not None]
         cost = len(statuses)
         embed_below = index.embed_below
@@ -290,6 +298,11 @@ class QueueState:
                 cost += size >> CREDIT_BITS
                 if size >= embed_below:
                     status.body_id = index.reserve(message)
+        if cost > 2 * COMMIT_ROWS and committed is None and len(statuses) > 1:
+            middle = len(statuses) // 2
+            self._write(index, statuses[:middle], None)
+            self._write(index, statuses[middle:], None)
+            return
         seq_ids = [status.seq_id for status in statuses]
         index.write(seq_ids, messages, statuses[0].expires_at_ms, committed, cost)
         self._spend(cost)
@@ -309,8 +322,10 @@ class QueueState:
             self._transient = self._make_transient_index()
             self._transient.is_exact = self._exact is not None
         transient.sort(key=attrgetter("seq_id"))
-        for _, run in groupby(transient, key=attrgetter("expires_at_ms")):
-            self._write(self._transient, list(run), None)
+        for _, group in groupby(transient, key=attrgetter("expires_at_ms")):
+            run = list(group)
+            for at in range(0, len(run), COMMIT_ROWS):
+                self._write(self._transient, run[at : at + COMMIT_ROWS], None)
         for status in transient:
             status.is_on_disk = True
 

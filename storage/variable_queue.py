@@ -47,6 +47,7 @@ from leveret.storage.backing_queue import (
     Run,
 )
 from leveret.storage.commit import Batch
+from leveret.storage.database import COMMIT_ROWS
 from leveret.storage.memory_use import INFINITY
 from leveret.storage.msg_status import (
     MsgStatus,
@@ -356,7 +357,7 @@ class VariableQueue(ExpiringQueue):
         if self._index is not None and not self._len and settled:
             # While messages wait, publishers are not let further ahead of consumers: for them
             # there is the commit.
-            self._index.release([status.seq_id for status in settled])
+            self._index.release([status.seq_id for status in settled if status.is_persistent])
         self._remove(settled)
         self.memory.count_ack_out(len(settled))
 
@@ -402,13 +403,21 @@ class VariableQueue(ExpiringQueue):
 
     def purge(self) -> int:
         purged = self._len
-        self._remove(status for queue in (self.q4, self.q3, self.q2, self.q1) for status in queue)
+        queues = [queue for queue in (self.q4, self.q3, self.q2, self.q1) if queue]
         self._remove(self._requeue_later)
         self._requeue_later = []
-        for queue in (self.q4, self.q3, self.q2, self.q1):
+        if sum([len(queue) for queue in queues]) > COMMIT_ROWS:
+            # To name them all would take long: whatever is there goes, in steps of the store's.
+            ends = (self.delta.end - 1 if self.delta.count else 0, queues[-1][-1].seq_id)
+            starts = [queues[0][0].seq_id, *([self.delta.start] if self.delta.count else [])]
+            self._remove_between(min(starts), max(ends))
+        else:
+            self._remove(status for queue in queues for status in queue)
+            if self.delta.count:
+                self._remove_between(self.delta.start, self.delta.end - 1)
+        for queue in queues:
             queue.clear()
-        if self.delta.count:
-            self._remove_delta()
+        self.delta.clear()
         if self._returns:
             self._returns = {
                 seq_id: count
@@ -419,19 +428,17 @@ class VariableQueue(ExpiringQueue):
         self._len = self._ready_bytes = self.ram_count = self._ram_bytes = self._ahead_bytes = 0
         return purged
 
-    def _remove_delta(self) -> None:
-        """Everything of the delta's range but what is pending there."""
-        first, end = self.delta.start, self.delta.end
+    def _remove_between(self, first: int, last: int) -> None:
+        """Take everything of a range off the disk but what is pending there."""
         held = {
             seq_id
             for pending in (self.ram_pending, self.disk_pending)
             for seq_id in pending
-            if first <= seq_id < end
+            if first <= seq_id <= last
         }
         for index in (self._index, self._transient):
             if index is not None:
-                index.remove_range(first, end - 1, held)
-        self.delta.clear()
+                index.remove_range(first, last, held)
 
     def terminate(self) -> None:
         self._end()
@@ -480,7 +487,7 @@ class VariableQueue(ExpiringQueue):
     def statistics(self) -> dict[str, object]:
         delta = self.delta
         return {
-            "mode": "lazy" if self.is_lazy else "default",
+            "mode": "lazy" if self.is_lazy or self._turns_lazy else "default",
             "q1": len(self.q1),
             "q2": len(self.q2),
             "delta": [delta.start, delta.count, delta.transient, delta.end],

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 # How the name of a file ends that holds what was paged out, and need not survive anything.
 TRANSIENT_SUFFIX = ".transient.db"
 _NAME_MAX = 100
+# What the first version had already.
+_READ_AT_START = ("exchange", "queue", "binding", "counter")
 
 
 class StoreError(Exception):
@@ -129,28 +131,18 @@ class VhostStore:
         """
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self._transient.path}{suffix}").unlink(missing_ok=True)  # noqa: ASYNC240
-        self.database.path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(self.database.path.parent)
         try:
-            await self.database.open()
-            found = await self.database.call_writer(_read_meta)
-            await self._bring_up_to_date(found.get("schema_version"))
-            self.is_clean = bool(found.get("clean"))
-            next_body = await self.database.call_writer(_next_body_id)
-            definitions = await self.definitions.load()
-            # The first thing that is written: of a damaged file all is as it was found.
-            await self.database.call_writer(_mark_clean, 0)
-            await self._drop_orphans(definitions)
+            async with self.database.opening(_look):
+                definitions = await self._load()
+        except UnknownVersion as error:
+            raise StoreError(f"{self.database.path} {error}.") from error
         except sqlite3.Error as error:
-            await self.database.abandon()
             raise StoreError(
                 f"{self.database.path} cannot be read: {error}. Nothing in it was changed. Restore"
                 " a backup, or move it aside (leveret check --move-aside) to start without what it"
                 " holds."
             ) from error
-        except StoreError:
-            await self.database.abandon()
-            raise
-        self._bodies = MessageStore(self._settings.embed_below, next_body)
         self._ids |= definitions.queue_ids
         for sub in definitions.sub_queues:
             self._sub_ids.setdefault(sub.queue_id, {})[sub.priority] = sub.id
@@ -159,12 +151,27 @@ class VhostStore:
         self._free = [each for each in range(1, self._next_id) if each not in self._ids]
         return definitions
 
-    async def _bring_up_to_date(self, found: object) -> None:
+    async def _load(self) -> Definitions:
+        call = self.database.call_writer
+        found = await call(_read_meta)
+        await self._bring_up_to_date(check_version(found.get("schema_version")))
+        self.is_clean = bool(found.get("clean"))
+        next_body = await call(_next_body_id)
+        self._bodies = MessageStore(self._settings.embed_below, next_body)
+        definitions = await self.definitions.load()
+        counted = await call(_counted_queues)
+        # The first thing that is written: of a damaged file all is as it was found.
+        await call(_mark_clean, 0)
+        await call(_drop_stray_sub_queues)
+        # Rows of queues that were deleted just before the end; bit by bit, in the background.
+        for queue_id in counted:
+            if queue_id not in definitions.queue_ids:
+                self._ids.add(queue_id)
+                self._drop_rows(queue_id)
+        return definitions
+
+    async def _bring_up_to_date(self, version: int) -> None:
         path = self.database.path
-        try:
-            version = check_version(found)
-        except UnknownVersion as error:
-            raise StoreError(f"{path} {error}.") from error
         if version == SCHEMA_VERSION:
             return
         try:
@@ -175,15 +182,6 @@ class VhostStore:
                 f" {error}. Nothing in it was changed: the version that wrote it can still use it."
             ) from error
         log.info("%s: brought from schema version %d to %d", path, version, SCHEMA_VERSION)
-
-    async def _drop_orphans(self, definitions: Definitions) -> None:
-        """Rows of queues that were deleted just before the end; bit by bit, in the background."""
-        await self.database.call_writer(_drop_stray_sub_queues)
-        known = definitions.queue_ids
-        for queue_id in await self.database.call_writer(_counted_queues):
-            if queue_id not in known:
-                self._ids.add(queue_id)
-                self._drop_rows(queue_id)
 
     # --- queues ----------------------------------------------------------------------------------
 
@@ -277,6 +275,21 @@ class VhostStore:
             )
 
         return PriorityQueue(max_priority, make, (0, *sub_ids) if is_durable else ())
+
+    async def wait_settled(self, queue_id: int) -> None:
+        """Return when all is on disk that a queue, which has crashed, had handed over.
+
+        Only then is it known what the queue that is made in its place finds.
+        """
+        await self.database.wait_committed()
+        # A large range goes in several commits: look again after each.
+        while any(self._indexes[each].is_dropping for each in self._index_ids(queue_id)):
+            await self.database.wait_committed()
+
+    def _index_ids(self, queue_id: int) -> list[int]:
+        """Under which ids a durable queue has rows, as far as they are used."""
+        ids = (queue_id, *self._sub_ids.get(queue_id, {}).values())
+        return [each for each in ids if each in self._indexes]
 
     def forget_queue(self, queue_id: int, *, is_durable: bool) -> None:
         """The queue is deleted: its row goes with the next commit, its messages after it."""
@@ -373,7 +386,23 @@ class VhostStore:
         }
 
 
-# --- in the writer's thread --------------------------------------------------------------------
+def _make_folder(folder: Path) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        # Or a power cut could take it, with files in it that were synced.
+        sync_folder(folder.parent)
+
+
+# --- in a thread of the file's -----------------------------------------------------------------
+
+
+def _look(connection: sqlite3.Connection) -> None:
+    """Raises UnknownVersion or sqlite3.Error for a file that cannot be used."""
+    if check_version(_read_meta(connection).get("schema_version")) < SCHEMA_VERSION:
+        # It will be changed before it is read: it must be readable now.
+        for table in _READ_AT_START:
+            connection.execute(f"SELECT * FROM {table}").fetchall()
+        _next_body_id(connection)
 
 
 def _read_meta(connection: sqlite3.Connection) -> dict[str, object]:

@@ -189,19 +189,20 @@ class AckMethods:
         requeue = run.method != ACK and run.requeue
         settled: list[Entry] = []
         tags = run.tags
+        held = None if channel.log is None else channel.log.held
         try:
             if run.multiple:
                 tags = []
                 for tag in run.tags:
                     popped = self.ledger.pop(tag, multiple=True)
                     settled += [entry for _, entry in popped]
-                    if channel.log is not None:
+                    if held:
                         tags += [each for each, _ in popped]
             else:
                 self.ledger.pop_each(run.tags, settled)
         finally:
             # What came before an unknown tag counts.
-            if channel.log is not None and channel.log.holds_any:
+            if held is not None and held.may_hold(tags):
                 if len(settled) < len(tags):
                     tags = [tag for tag in tags if not self.ledger.has(tag)]
                 self.tell_log(run.method, tags, requeue=requeue)

@@ -346,9 +346,10 @@ class Channel:
                 self.send(
                     make(commands.Basic.Nack, delivery_tag=tag, multiple=multiple, requeue=True)
                 )
-        if self.log is not None and self.log.awaits_confirms:
+        if self.log is not None and self.log.unconfirmed:
+            told_from = self.log.unconfirmed[0][0]
             for settled, is_refused in ((refused, True), (confirmed, False)):
-                if settled:
+                if settled and settled[-1][1] >= told_from:
                     self.log.confirm(settled, is_refused=is_refused)
         if not confirmed:
             return

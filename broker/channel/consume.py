@@ -23,7 +23,7 @@ from leveret.broker.queues.arguments import check_consumer_arguments
 from leveret.broker.resource import Resource
 from leveret.protocol.codec import content_frames, make
 from leveret.protocol.errors import not_allowed, not_found, not_implemented, precondition_failed
-from leveret.protocol.twin import encode_deliveries
+from leveret.protocol.twin import encode_deliveries, is_told
 
 if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
@@ -109,7 +109,7 @@ class ConsumeMethods:
             )
         )
         self._sent[deliver.queue] = self._sent.get(deliver.queue, 0) + deliver.cost
-        if channel.log is not None:
+        if channel.log is not None and is_told(messages):
             channel.log.deliver(
                 messages,
                 consumer.name.name,

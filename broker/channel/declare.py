@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from leveret.broker.channel.consume import REPLY_TO, generated_name
+from leveret.broker.events import ACTOR
 from leveret.broker.exchanges.base import alternate_exchange
 from leveret.broker.limits import check_queue_limit
 from leveret.broker.queues import commands as q
@@ -282,7 +283,8 @@ class DeclareMethods:
             if not nowait:
                 channel.send(make(commands.Queue.PurgeOk, message_count=answer.ready))
 
-        channel.ask(queue, q.Purge(channel.mailbox), answered)
+        question = q.Purge(channel.mailbox, channel.connection.access.user, ACTOR.get())
+        channel.ask(queue, question, answered)
 
     def _on_queue_delete(self, delete: commands.Queue.Delete) -> None:
         channel = self._channel
@@ -307,5 +309,6 @@ class DeclareMethods:
             bool(delete.if_unused),
             bool(delete.if_empty),
             channel.connection.access.user,
+            ACTOR.get(),
         )
         channel.ask(queue, question, answered)

@@ -294,8 +294,7 @@ class PublishMethods:
             needs=needs,
         )
         if channel.log is not None and not channel.log.passes_over(count):
-            names = [queue.name.name for queue in queues]
-            channel.log.publish(messages, names, first, persistent, is_mandatory=is_mandatory)
+            channel.log.publish(messages, queues, first, persistent, is_mandatory=is_mandatory)
         if not queues:
             self.unroutable(messages, is_mandatory=is_mandatory)
             if first:

@@ -76,7 +76,7 @@ class Transaction:
             if channel.log is not None:
                 channel.log.publish(
                     publication.messages,
-                    [queue.name.name for queue in queues],
+                    queues,
                     0,
                     sum([message.persistent for message in publication.messages]),
                     is_mandatory=publication.is_mandatory,

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, cast
 
-from leveret.broker.connection.reader import EndOfStream, Evicted, Lost, Reader, Shutdown
+from leveret.broker.connection.notices import EndOfStream, Evicted, Lost, Shutdown
+from leveret.broker.connection.reader import Reader
 
 if TYPE_CHECKING:
     from leveret.broker.server import Broker

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from pamqp import commands
 from pamqp.base import Frame
@@ -33,10 +32,12 @@ from leveret.broker.channel.context import (
     Stop,
     Writable,
 )
+from leveret.broker.connection.blocking import Blocking
 from leveret.broker.connection.errors import PeerGone, SilentClose
 from leveret.broker.connection.facts import ConnectionFacts
 from leveret.broker.connection.handshake import PROTOCOL_HEADER, shake_hands
 from leveret.broker.connection.heartbeat import Heartbeat
+from leveret.broker.connection.notices import Evicted, Expired, Lost, Shutdown
 from leveret.broker.connection.writer import SocketWriter
 from leveret.broker.events import ACTING_USER, ACTOR, Actor
 from leveret.broker.flow import Bump, CreditFlow
@@ -69,33 +70,7 @@ CHUNKS_AHEAD = 4
 # Before tune-ok nothing larger is to be expected.
 HANDSHAKE_FRAME_MAX = 4096
 _PUBLISH_METHOD = (60, 40)
-# So long after credit held a connection back its state is still reported as flow.
-FLOW_STATE_S = 1.0
 _OPEN, _CLOSE, _CLOSE_OK = (20, 10), (20, 40), (20, 41)
-
-
-class EndOfStream(NamedTuple):
-    """In the ordinary lane, behind the last chunk."""
-
-
-class Expired(NamedTuple):
-    """A deadline has passed: handshake, heartbeat or close."""
-
-    what: str
-
-
-class Shutdown(NamedTuple):
-    """The broker stops."""
-
-
-class Evicted(NamedTuple):
-    """Its virtual host or its user is gone: it ends now, whatever its channels wait for."""
-
-    text: str
-
-
-class Lost(NamedTuple):
-    """The socket is gone, as we noticed although we do not read it."""
 
 
 class Reader:
@@ -123,12 +98,7 @@ class Reader:
         # Cut and not yet handed on.
         self._items: deque[Item] = deque()
         self._is_reading = True
-        # It published while an alarm was active; until all alarms are cleared.
-        self._is_blocked = False
-        self._blocked_since_us = 0
-        self._wants_blocked_notices = False
-        # When credit held it back last.
-        self._flow_blocked_at = -math.inf
+        self._blocking = Blocking(broker, self.mailbox, self.writer)
         self.bytes_received = 0
         self._heartbeat: Heartbeat | None = None
         # Counts up while we do not read, see _signs_of_life.
@@ -169,7 +139,7 @@ class Reader:
             if self._context is not None:
                 # Cancelled, maybe, before it came to that.
                 self.broker.limits.leave(self._context.tenancy)
-            self.broker.alarms.forget(self.mailbox)
+            self._blocking.end()
             self._flow.end()
             self.mailbox.close()
             self.writer.close(self.broker.clock, CLOSE_TIMEOUT_S)
@@ -210,7 +180,6 @@ class Reader:
         finally:
             timeout.cancel()
         self._channel_max = opened.channel_max
-        self._wants_blocked_notices = "connection.blocked" in opened.capabilities
         self._context = ConnectionContext(
             name=self.name,
             access=opened.access,
@@ -226,6 +195,8 @@ class Reader:
             wants_cancel_notices="consumer_cancel_notify" in opened.capabilities,
             registries=self.broker.registries,
         )
+        wants_notices = "connection.blocked" in opened.capabilities
+        self._blocking.opened(self._context, wants_notices=wants_notices)
         self._flow.witness = opened.vhost.credit_log
         log.info("%s: user %s opened %s", self.name, opened.access.user, opened.vhost.name)
         ACTING_USER.set(opened.access.user)
@@ -298,7 +269,7 @@ class Reader:
         """
         mailbox = self.mailbox
         if self._flow.is_blocked:
-            self._flow_blocked_at = self.broker.clock.monotonic()
+            self._blocking.held_by_credit()
         held = self._is_held or self.writer.is_stuck
         self._pause_reading(pause=held)
         if self.writer.is_stuck:
@@ -366,9 +337,9 @@ class Reader:
                 task.cancel()
             raise connection_forced(notice.text)
         elif isinstance(notice, AlarmsCleared):
-            self._unblock()
+            self._blocking.alarms_cleared()
         elif isinstance(notice, Lost):
-            if self._is_blocked:
+            if self._blocking.is_blocked:
                 raise PeerGone("the socket was lost while the client was blocked")
         else:
             assert isinstance(notice, Writable)
@@ -384,48 +355,7 @@ class Reader:
     @property
     def _is_held(self) -> bool:
         """Nothing is to be handed on: for want of credit, or because of an alarm."""
-        return self._is_blocked or self._flow.is_blocked
-
-    def _block(self) -> None:
-        """An alarm is active and the client publishes: nothing is read until it is over [22, 23].
-
-        What it was sent goes on: deliveries, confirms, our heartbeats.
-        """
-        if self._is_blocked:
-            return
-        self._is_blocked = True
-        alarms = self.broker.alarms
-        alarms.call_when_cleared(self.mailbox)
-        if self.broker.event_log is not None:
-            self._blocked_since_us = self.broker.event_log.now_us()
-            self._tell_blocked("blocked", reason=alarms.reason)
-        if self._wants_blocked_notices:
-            self.send(make(commands.Connection.Blocked, reason=alarms.reason))
-
-    def _unblock(self) -> None:
-        if self.broker.alarms.active:
-            # Another one since: for the client it is the same.
-            self.broker.alarms.call_when_cleared(self.mailbox)
-            return
-        self._is_blocked = False
-        if self.broker.event_log is not None:
-            held_us = self.broker.event_log.now_us() - self._blocked_since_us
-            self._tell_blocked("unblocked", hold_us=max(0, held_us))
-        if self._wants_blocked_notices:
-            self.send(make(commands.Connection.Unblocked))
-
-    def _tell_blocked(self, ev: str, **fields: Any) -> None:
-        """To the event log alone: RabbitMQ has no event for it."""
-        assert self.broker.event_log is not None
-        assert self._context is not None
-        self.broker.event_log.event(
-            ev,
-            vhost=self._context.vhost.name,
-            conn=self.log_number,
-            user=self._context.access.user,
-            peer=self.facts.peer,
-            **fields,
-        )
+        return self._blocking.is_blocked or self._flow.is_blocked
 
     # --- items to channels -----------------------------------------------------------------------
 
@@ -450,7 +380,7 @@ class Reader:
         if isinstance(run, PublishRun):
             self._flow.send(channel.mailbox, run.cost)
             if self.broker.alarms.active:
-                self._block()
+                self._blocking.published()
         channel.mailbox.put(run)
 
     async def _on_frame(self, frame: RawFrame) -> None:
@@ -660,19 +590,10 @@ class Reader:
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
-    def _state(self) -> str:
-        """As RabbitMQ calls it: an alarm counts for more than credit."""
-        if self._is_blocked:
-            return "blocked"
-        if self.broker.alarms.active:
-            return "blocking"
-        since_s = self.broker.clock.monotonic() - self._flow_blocked_at
-        return "flow" if self._flow.is_blocked or since_s < FLOW_STATE_S else "running"
-
     def statistics(self) -> dict[str, object]:
         return {
             "name": self.name,
-            "state": self._state(),
+            "state": self._blocking.state(is_short_of_credit=self._flow.is_blocked),
             "recv_oct": self.bytes_received,
             "send_oct": self.writer.bytes_sent,
             "send_pend": self.writer.backlog,

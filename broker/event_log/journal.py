@@ -1,10 +1,9 @@
 """The event log as the rest of the broker sees it: take numbers, write lines, go on.
 
 Owns the numbers of lines, what is buffered, and the count of what was left out. Upstream:
-``messages.py`` writes whole runs of message events as bytes it has formatted itself;
-``objects.py``, ``credit.py`` and whoever has a rare event call ``event``. Downstream:
-``writer.py``, whose thread gets a batch of lines at a time, at ``BATCH_BYTES`` or after
-``FLUSH_S``.
+``messages.py`` and ``queue_log.py`` tell whole runs of message events (``lines``); ``objects.py``,
+``credit.py`` and whoever has a rare event call ``event``. Downstream: ``writer.py``, whose thread
+gets a batch at a time, at ``BATCH_BYTES`` or after ``FLUSH_S``, and makes lines of it.
 
 All of it happens in the event loop and nothing waits: while more than the buffer allows is on its
 way to the disk ``is_shedding`` is true, events are counted instead of written, and once there is
@@ -32,15 +31,33 @@ from leveret.broker.event_log.writer import Batch, Report, Retry, Seal, SegmentW
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock, Timer
     from leveret.broker.config import Settings
+    from leveret.protocol.lines import Column, Entry
 
 log = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 * 1024
+# Guesses: a line's time and number, each of its other numbers, and what waits for the thread that
+# makes a line or a run of them.
+LINE_BYTES = 40
+NUMBER_BYTES = 8
+ENTRY_BYTES = 200
 FLUSH_S = 0.1
 # How long after a failure the disk is tried again.
 RETRY_S = 1.0
 # How long a stop waits for the last segment to be sealed.
 STOP_S = 10.0
+
+
+class Template:
+    """What lines of a kind have in common."""
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: tuple[bytes, ...]) -> None:
+        # What stands behind the number of a line, between its other numbers, and at its end.
+        self.pieces = pieces
+        # What a line of it takes, more or less: in the file, or in memory until it is formatted.
+        self.size = LINE_BYTES + sum([len(piece) + NUMBER_BYTES for piece in pieces])
 
 
 class Journal:
@@ -54,22 +71,23 @@ class Journal:
         # The share of messages whose events are written.
         self.sample = {"all": 1.0, "objects": 0.0}.get(self.level, settings.event_log_sample)
         self._clock = clock
+        self.now_us = clock.now_us
         # Sortable by the time of the start; two at the same time differ all the same.
         self.boot = f"{int(clock.now() * 1000):011x}{secrets.token_hex(2)}"
         # Events are counted, not written: too many wait for the disk.
         self.is_shedding = False
         self._next_seq = 1
-        # Lines for the next batch, and the time of the first.
-        self._lines: list[bytes] = []
+        # Lines for the next batch, more or less how many bytes, and the time of the first.
+        self._entries: list[Entry] = []
         self._buffered = 0
         self._first_us = 0
-        # Handed over and not yet written.
+        # Handed over and not yet written, counted in the same way.
         self._pending = 0
         self._buffer_bytes = settings.event_log_buffer
         # Left out since the last log_gap, and in all.
         self._gap = 0
         self._shed = 0
-        self._bytes = 0
+        self._written = 0
         self._sealed_count = 0
         self._trouble: str | None = None
         self._flush_timer: Timer | None = None
@@ -85,6 +103,8 @@ class Journal:
             ),
             self.boot,
         )
+        # The time of the last event of earlier boots; the clock may have been set back since.
+        self.newest_us = self._segments.newest_us()
         self._writer: SegmentWriter | None = None
         self._ended: asyncio.Future[None] | None = None
 
@@ -123,23 +143,32 @@ class Journal:
 
     # --- for those who have something to tell -----------------------------------------------------
 
-    def now_us(self) -> int:
-        return int(self._clock.now() * 1_000_000)
+    @property
+    def events(self) -> int:
+        """How many have a number."""
+        return self._next_seq - 1
 
-    def take_seq(self, count: int) -> int:
-        """The first of ``count`` numbers, whose lines must be written before others are taken."""
-        first = self._next_seq
-        self._next_seq = first + count
-        return first
+    def lines(
+        self,
+        now_us: int,
+        template: Template,
+        columns: tuple[Column, ...],
+        count: int,
+        depth: int = -1,
+    ) -> None:
+        """``count`` events; one column for each number of the template but the line's own.
 
-    def write(self, lines: bytes, count: int) -> None:
-        """``count`` whole lines, whose numbers were taken."""
-        if not self._lines:
-            self._first_us = self.now_us()
-            if self._flush_timer is None:
-                self._flush_timer = self._clock.call_later(FLUSH_S, self._on_flush_due)
-        self._lines.append(lines)
-        self._buffered += len(lines)
+        Nobody may change the columns afterwards: lines are made of them later.
+        """
+        if self.is_shedding:
+            self.shed(count)
+            return
+        if not self._entries:
+            self._begin_batch(now_us)
+        seq = self._next_seq
+        self._next_seq = seq + count
+        self._entries.append((now_us, depth, seq, template.pieces, columns, count))
+        self._buffered += ENTRY_BYTES + template.size * count
         if self._buffered >= BATCH_BYTES:
             self._hand_over()
 
@@ -161,25 +190,34 @@ class Journal:
         now_us = self.now_us() if ts is None else ts
         event = Event(ts=now_us, seq=self._next_seq, boot=self.boot, ev=ev, **fields)
         try:
-            lines = encode_lines([event])
+            line = encode_lines([event])
         except UnicodeEncodeError:
-            lines = encode_lines([_readable(event)])
+            line = encode_lines([_readable(event)])
         self._next_seq += 1
-        self.write(lines, 1)
+        if not self._entries:
+            self._begin_batch(now_us)
+        self._entries.append(line)
+        self._buffered += len(line)
+        if self._buffered >= BATCH_BYTES:
+            self._hand_over()
 
     # --- batches ----------------------------------------------------------------------------------
+
+    def _begin_batch(self, now_us: int) -> None:
+        self._first_us = now_us
+        if self._flush_timer is None:
+            self._flush_timer = self._clock.call_later(FLUSH_S, self._on_flush_due)
 
     def _on_flush_due(self) -> None:
         self._flush_timer = None
         self._hand_over()
 
     def _hand_over(self) -> None:
-        if not self._lines or self._writer is None:
+        if not self._entries or self._writer is None:
             return
         size = self._buffered
-        self._writer.put(Batch(self._lines, size, self._first_us, self.now_us()))
-        self._lines, self._buffered = [], 0
-        self._bytes += size
+        self._writer.put(Batch(self._entries, size, self._first_us, self.now_us()))
+        self._entries, self._buffered = [], 0
         self._pending += size
         if self._pending > self._buffer_bytes:
             self.is_shedding = True
@@ -197,6 +235,7 @@ class Journal:
 
     def _on_report(self, report: Report) -> None:
         self._pending -= report.size
+        self._written += report.written
         self._sealed_count = report.sealed_count
         self._trouble = report.trouble
         if report.trouble is not None and self._writer is not None:
@@ -218,8 +257,8 @@ class Journal:
             "level": self.level,
             "sample": self.sample,
             "boot": self.boot,
-            "events": self._next_seq - 1,
-            "bytes": self._bytes + self._buffered,
+            "events": self.events,
+            "bytes": self._written,
             "shed": self._shed,
             "segments": self._sealed_count,
             "pending": self._pending + self._buffered,

@@ -4,16 +4,16 @@ Upstream: channels (``ChannelLog``: publish, enqueue, confirm, return, deliver, 
 reject, requeue); ``queue_log.py`` has what queues do by themselves. Downstream: ``journal.py``.
 
 Events of a run share their names and their time: those are encoded once and kept (``Template``),
-and the compiled codec puts the numbers between (``protocol/lines.py``). A message without a number
-(``Message.log_id``) is not told; while the journal sheds, what would have been told is counted and
-left out.
+and the thread that writes puts the numbers between (``protocol/lines.py``). A message without a
+number (``Message.log_id``) is not told; while the journal sheds, what would have been told is
+counted and left out.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from leveret.broker.event_log.journal import Template
 from leveret.broker.event_log.numbering import Numbering
-from leveret.protocol.twin import Held, fill_lines, logged, stamp
+from leveret.protocol.lines import each_of
+from leveret.protocol.twin import Held, logged, stamp
 
 if TYPE_CHECKING:
     from leveret.broker.channel.context import ConnectionContext
     from leveret.broker.event_log.journal import Journal
-    from leveret.protocol.lines import Column, Numbers
+    from leveret.broker.queues.record import Queue
+    from leveret.protocol.lines import Column
     from leveret.protocol.twin import Message
 
 # How many messages that came back are remembered with the number of their deliveries.
@@ -35,8 +38,6 @@ RETURNS_MAX = 100_000
 # How many templates, and sources of deliveries, are kept.
 KEPT_MAX = 1_000
 
-# What stands behind the number of a line, between its other numbers, and at its end.
-Template = tuple[bytes, ...]
 # First and last of a range of sequence numbers.
 Range = tuple[int, int]
 
@@ -59,7 +60,7 @@ class MessageLog:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.numbering = Numbering(1.0 if journal.level == "all" else journal.sample)
+        self.numbering = Numbering(journal.sample, journal.newest_us)
         self._boot = b',"boot":' + quoted(journal.boot) + b',"ev":'
         # How often a message had been delivered when it came back to a queue.
         self._returns: dict[tuple[int, str], int] = {}
@@ -67,27 +68,7 @@ class MessageLog:
     def template(self, ev: str, shared: bytes, *names: bytes) -> Template:
         """For lines of a kind that have ``shared`` in common and differ in the numbers named."""
         pieces = [b',"%b":' % name for name in names]
-        return (self._boot + quoted(ev) + shared + pieces[0], *pieces[1:], _END)
-
-    def write(
-        self,
-        now_us: int,
-        template: Template,
-        columns: Sequence[Column],
-        count: int,
-        depth: int | None = None,
-    ) -> None:
-        """``count`` lines; one column for each number of the template."""
-        journal = self.journal
-        if journal.is_shedding:
-            journal.shed(count)
-            return
-        if depth is None:
-            head = b'{"ts":%d,"seq":' % now_us
-        else:
-            head = b'{"ts":%d,"depth":%d,"seq":' % (now_us, depth)
-        first = journal.take_seq(count)
-        journal.write(fill_lines((head, *template), (first, *columns), count), count)
+        return Template((self._boot + quoted(ev) + shared + pieces[0], *pieces[1:], _END))
 
     # --- deliveries that came back ---------------------------------------------------------------
 
@@ -110,6 +91,27 @@ class MessageLog:
         self._returns.pop((msg, queue), None)
 
 
+class _Way:
+    """Where publishes go: what is told of them."""
+
+    __slots__ = ("envelope", "is_mandatory", "persistent", "queues", "templates")
+
+    def __init__(
+        self,
+        envelope: bytes,
+        queues: Sequence[Queue],
+        is_mandatory: bool,
+        persistent: bool,
+        templates: list[Template],
+    ) -> None:
+        self.envelope = envelope
+        self.queues = queues
+        self.is_mandatory = is_mandatory
+        self.persistent = persistent
+        # One for the publish, and one for each queue if there are several.
+        self.templates = templates
+
+
 class _Source:
     """Where deliveries come from; one for each consumer."""
 
@@ -120,7 +122,7 @@ class _Source:
         self.shared = shared
         # The queue was deleted: nothing goes back there.
         self.is_gone = False
-        # By kind and reason.
+        # By kind, reason and whether they were delivered before.
         self.templates: dict[tuple[str, str, bool], Template] = {}
 
 
@@ -131,6 +133,7 @@ class ChannelLog:
         self, log: MessageLog, vhost: str, connection: int, channel: int, user: str
     ) -> None:
         self._log = log
+        self._journal = log.journal
         self._queue_prefix = f"queue:{vhost}/"
         self._vhost = b',"vhost":' + quoted(vhost)
         self._who = b'%b,"conn":%d,"ch":%d,"user":%b' % (
@@ -139,8 +142,11 @@ class ChannelLog:
             channel,
             quoted(user),
         )
-        # Publishes that wait for a confirm: sequence numbers of a run, and when; in order.
-        self._unconfirmed: deque[tuple[int, int, int]] = deque()
+        # None of the next so many publishes is told: they are done with.
+        self.passes_over = log.numbering.passes_over
+        # Publishes that wait for a confirm: sequence numbers of a run, and when; in order. False if
+        # there are none: then confirms need not be told.
+        self.unconfirmed: deque[tuple[int, int, int]] = deque()
         self._confirms = {
             is_refused: log.template(
                 "confirm",
@@ -149,105 +155,130 @@ class ChannelLog:
             )
             for is_refused in (False, True)
         }
-        # Deliveries that wait for their answer, by delivery tag, each with its _Source.
-        self._held = Held()
+        # Deliveries that wait for their answer, by delivery tag, each with its _Source. False if
+        # there are none: then answers need not be told.
+        self.held = Held()
         self._sources: dict[tuple[str, str], _Source] = {}
-        # For publish and the enqueues that go with it: by envelope, queues, mandatory, persistent.
-        self._published: dict[tuple[bytes, tuple[str, ...], bool, bool], list[Template]] = {}
+        # By envelope, names of queues, mandatory, persistent.
+        self._ways: dict[tuple[bytes, tuple[str, ...], bool, bool], _Way] = {}
+        # The last one; mostly it is the next one as well.
+        self._way: _Way | None = None
+        # Template and source of deliveries, by queue, consumer, kind, reason and redelivered.
+        self._delivered: dict[tuple[str, str | None, bool, bool], tuple[_Source, Template]] = {}
 
     # --- publishing ------------------------------------------------------------------------------
-
-    def passes_over(self, count: int) -> bool:
-        """None of the next so many publishes is told: they are done with."""
-        return self._log.numbering.passes_over(count)
-
-    @property
-    def awaits_confirms(self) -> bool:
-        return bool(self._unconfirmed)
 
     def publish(
         self,
         messages: Sequence[Message],
-        queues: Sequence[str],
+        queues: Sequence[Queue],
         confirm_first: int,
         persistent: int,
         *,
         is_mandatory: bool,
     ) -> None:
         """A run was accepted; before queues are given it, so that they know the numbers."""
-        log = self._log
+        journal = self._journal
         count = len(messages)
-        now_us = log.journal.now_us()
-        chosen = log.numbering.choose(count, now_us)
+        now_us = journal.now_us()
+        chosen = self._log.numbering.choose(count, now_us)
         if chosen is None:
             return
         first, places = chosen
-        if log.journal.is_shedding:
+        if journal.is_shedding:
             # Without a number, so that the rest of their lives is not told either.
-            log.journal.shed(count if places is None else len(places))
+            journal.shed(count if places is None else len(places))
             return
         if places is not None:
             messages = [messages[at] for at in places]
-        if confirm_first and places is None:
-            self._unconfirmed.append((confirm_first, confirm_first + count - 1, now_us))
-        elif confirm_first and places is not None:
-            self._unconfirmed.extend(
-                [(confirm_first + at, confirm_first + at, now_us) for at in places]
-            )
-        parts: list[Sequence[Message]] = [messages]
+            if confirm_first:
+                self.unconfirmed.extend(
+                    [(confirm_first + at, confirm_first + at, now_us) for at in places]
+                )
+        elif confirm_first:
+            self.unconfirmed.append((confirm_first, confirm_first + count - 1, now_us))
         if 0 < persistent < count:
-            parts = [list(run) for _, run in groupby(messages, attrgetter("persistent"))]
-        for part in parts:
-            columns = (first, stamp(part, first))
-            for template in self._templates_for(part[0], tuple(queues), is_mandatory):
-                log.write(now_us, template, columns, len(part))
-            first += len(part)
+            for _, part in groupby(messages, attrgetter("persistent")):
+                run = list(part)
+                self._published(run, first, queues, is_mandatory, now_us)
+                first += len(run)
+        else:
+            self._published(messages, first, queues, is_mandatory, now_us)
 
-    def _templates_for(
-        self, message: Message, queues: tuple[str, ...], is_mandatory: bool
-    ) -> list[Template]:
-        """One for the publish, and one for each queue if there are several."""
-        key = (message.envelope, queues, is_mandatory, message.persistent)
-        templates = self._published.get(key)
-        if templates is None:
-            if len(self._published) >= KEPT_MAX:
-                self._published.clear()
+    def _published(
+        self,
+        messages: Sequence[Message],
+        first: int,
+        queues: Sequence[Queue],
+        is_mandatory: bool,
+        now_us: int,
+    ) -> None:
+        """All of them persistent, or none."""
+        one = messages[0]
+        way = self._way
+        if (
+            way is None
+            or way.queues is not queues
+            or way.envelope is not one.envelope
+            or way.is_mandatory is not is_mandatory
+            or way.persistent is not one.persistent
+        ):
+            way = self._way = self._way_of(one, queues, is_mandatory)
+        columns = (first, stamp(messages, first))
+        for template in way.templates:
+            self._journal.lines(now_us, template, columns, len(messages))
+
+    def _way_of(self, message: Message, queues: Sequence[Queue], is_mandatory: bool) -> _Way:
+        names = tuple([queue.name.name for queue in queues])
+        key = (message.envelope, names, is_mandatory, message.persistent)
+        way = self._ways.get(key)
+        if way is None:
+            if len(self._ways) >= KEPT_MAX:
+                self._ways.clear()
             address = named(b"exchange", message.exchange) + named(b"rk", message.routing_key)
             if message.persistent:
                 address += b',"persistent":true'
             shared = b"%b%b%b%b%b" % (
                 self._who,
                 address,
-                b',"routed":%d' % len(queues) if queues else b"",
-                named(b"queue", queues[0]) if len(queues) == 1 else b"",
+                b',"routed":%d' % len(names) if names else b"",
+                named(b"queue", names[0]) if len(names) == 1 else b"",
                 b',"mandatory":true' if is_mandatory else b"",
             )
             templates = [self._log.template("publish", shared, b"msg", b"size")]
-            for queue in queues if len(queues) > 1 else ():
-                shared = self._vhost + address + named(b"queue", queue)
+            for name in names if len(names) > 1 else ():
+                shared = self._vhost + address + named(b"queue", name)
                 templates.append(self._log.template("enqueue", shared, b"msg", b"size"))
-            self._published[key] = templates
-        return templates
+            way = _Way(message.envelope, queues, is_mandatory, message.persistent, templates)
+            self._ways[key] = way
+        # The route may have been worked out anew since.
+        way.queues = queues
+        return way
 
     def confirm(self, settled: Sequence[Range], *, is_refused: bool) -> None:
-        """The publisher was told of these; of any that is told here, that is."""
-        waiting = self._unconfirmed
-        if not waiting or waiting[0][0] > settled[-1][1]:
+        """The publisher was told of these; the first of ``unconfirmed`` is not behind them."""
+        waiting = self.unconfirmed
+        if not waiting:
             return
-        since_us = _subtract(waiting, settled)
-        if since_us is None:
-            return
-        now_us = self._log.journal.now_us()
-        count = sum([last - first + 1 for first, last in settled])
-        numbers = (settled[-1][1], count, max(0, now_us - since_us))
-        self._log.write(now_us, self._confirms[is_refused], numbers, 1)
+        last = settled[-1][1]
+        if len(settled) == 1 and waiting[0][1] == last and waiting[0][0] == settled[0][0]:
+            # The run that was published first, and nothing else.
+            since_us = waiting.popleft()[2]
+            count = last - settled[0][0] + 1
+        else:
+            count, since_us = _subtract(waiting, settled)
+            if not count:
+                return
+        now_us = self._journal.now_us()
+        numbers = (last, count, max(0, now_us - since_us))
+        self._journal.lines(now_us, self._confirms[is_refused], numbers, 1)
 
     def unroutable(self, messages: Sequence[Message], *, is_returned: bool) -> None:
-        now_us = self._log.journal.now_us()
+        now_us = self._journal.now_us()
         found = logged(messages, now_us)
         if found is None:
             return
-        _, ids, sizes, _ = found
+        count, _, ids, sizes, _ = found
         one = messages[0]
         shared = b'%b%b%b,"reason":%b' % (
             self._who,
@@ -256,24 +287,24 @@ class ChannelLog:
             b'"NO_ROUTE"' if is_returned else b'"unroutable"',
         )
         template = self._log.template("return" if is_returned else "drop", shared, b"msg", b"size")
-        self._log.write(now_us, template, (ids, sizes), len(ids))
+        self._journal.lines(now_us, template, (ids, sizes), count)
 
     def withdrawn(self, messages: Sequence[Message], queues: Sequence[str]) -> None:
         """They were published in a transaction that some queue refused."""
         self._lost(messages, queues, "refused")
 
     def _lost(self, messages: Sequence[Message], queues: Sequence[str], reason: str) -> None:
-        now_us = self._log.journal.now_us()
+        now_us = self._journal.now_us()
         found = logged(messages, now_us)
         if found is None:
             return
-        _, ids, sizes, _ = found
+        count, _, ids, sizes, _ = found
         one = messages[0]
         address = named(b"exchange", one.exchange) + named(b"rk", one.routing_key)
         for queue in queues:
             shared = self._who + address + named(b"queue", queue) + named(b"reason", reason)
             template = self._log.template("drop", shared, b"msg", b"size")
-            self._log.write(now_us, template, (ids, sizes), len(ids))
+            self._journal.lines(now_us, template, (ids, sizes), count)
 
     def unsent(self, messages: Sequence[Message], log_name: str) -> None:
         """Deliveries that needed no answer, and that the channel did not live to send."""
@@ -293,38 +324,51 @@ class ChannelLog:
         redelivered: bool,
     ) -> None:
         """Sent to a consumer, or, where ``consumer_tag`` is None, the answer to a basic.get."""
-        # Mostly none is told: the time is not asked for that.
-        if logged(messages, 0) is None:
-            return
-        log = self._log
-        now_us = log.journal.now_us()
+        journal = self._journal
+        now_us = journal.now_us()
         found = logged(messages, now_us)
-        assert found is not None
-        places, ids, sizes, waits = found
-        count = len(ids)
+        if found is None:
+            return
+        count, places, ids, sizes, waits = found
         tags: Column = first_tag
         if count < len(messages):
-            tags = array("q", [first_tag + place for place in places])
-        source = self._source(queue, consumer_tag or "")
-        ev, reason = "get" if consumer_tag is None else "deliver", "auto_ack" if no_ack else ""
-        columns: list[Column] = [ids, tags, sizes, waits]
-        names = [b"msg", b"dtag", b"size", b"wait_us"]
+            tags = array("q", [first_tag + place for place in each_of(places, count)])
+        key = (queue, consumer_tag, no_ack, redelivered)
+        known = self._delivered.get(key)
+        if known is None:
+            known = self._delivery(*key)
+        source, template = known
         if redelivered:
-            columns.append(array("q", [log.deliveries(msg, queue) for msg in ids]))
-            names.append(b"delivery_count")
-        template = source.templates.get((ev, reason, redelivered))
-        if template is None:
-            mark = b',"redelivered":true' if redelivered else b""
-            template = self._template(source, ev, reason, mark, names, is_mark=redelivered)
-        log.write(now_us, template, columns, count, depth)
+            counts = [self._log.deliveries(msg, queue) for msg in each_of(ids, count)]
+            columns: tuple[Column, ...] = (ids, tags, sizes, waits, array("q", counts))
+        else:
+            columns = (ids, tags, sizes, waits)
+        journal.lines(now_us, template, columns, count, depth)
         if not no_ack:
-            self._held.add(tags, ids, now_us, source)
+            self.held.add(tags, ids, count, now_us, source)
+
+    def _delivery(
+        self, queue: str, consumer_tag: str | None, no_ack: bool, redelivered: bool
+    ) -> tuple[_Source, Template]:
+        source = self._source(queue, consumer_tag or "")
+        names = [b"msg", b"dtag", b"size", b"wait_us"]
+        mark = b""
+        if redelivered:
+            names.append(b"delivery_count")
+            mark = b',"redelivered":true'
+        ev, reason = "get" if consumer_tag is None else "deliver", "auto_ack" if no_ack else ""
+        template = self._template(source, ev, reason, mark, names, is_mark=redelivered)
+        if len(self._delivered) >= KEPT_MAX:
+            self._delivered.clear()
+        known = self._delivered[queue, consumer_tag, no_ack, redelivered] = (source, template)
+        return known
 
     def _source(self, queue: str, consumer_tag: str) -> _Source:
         source = self._sources.get((queue, consumer_tag))
         if source is None:
             if len(self._sources) >= KEPT_MAX:
                 self._sources.clear()
+                self._delivered.clear()
             shared = self._who + named(b"queue", queue) + named(b"ctag", consumer_tag)
             source = self._sources[queue, consumer_tag] = _Source(queue, shared)
         return source
@@ -346,18 +390,14 @@ class ChannelLog:
 
     # --- answers ---------------------------------------------------------------------------------
 
-    @property
-    def holds_any(self) -> bool:
-        return len(self._held) > 0
-
-    def acked(self, tags: Iterable[int]) -> None:
+    def acked(self, tags: Sequence[int]) -> None:
         self._settle(tags, "ack", "", None)
 
-    def refused(self, tags: Iterable[int], *, is_nack: bool, requeue: bool) -> None:
+    def refused(self, tags: Sequence[int], *, is_nack: bool, requeue: bool) -> None:
         ev = "nack" if is_nack else "reject"
         self._settle(tags, ev, "requeue" if requeue else "discard", ev if requeue else None)
 
-    def returned(self, tags: Iterable[int], reason: str) -> None:
+    def returned(self, tags: Sequence[int], reason: str) -> None:
         """Back to their queues without the client's having said so of each."""
         self._settle(tags, None, "", reason)
 
@@ -370,47 +410,48 @@ class ChannelLog:
         queue = log_name.removeprefix(self._queue_prefix)
         for key in [key for key in self._sources if key[0] == queue]:
             self._sources.pop(key).is_gone = True
+        self._delivered.clear()
 
     def _settle(
-        self, tags: Iterable[int] | None, ev: str | None, reason: str, returned: str | None
+        self, tags: Sequence[int] | None, ev: str | None, reason: str, returned: str | None
     ) -> None:
         """``tags`` None: all."""
-        held = self._held
+        held = self.held
         if not len(held):
             return
-        now_us = self._log.journal.now_us()
+        now_us = self._journal.now_us()
         runs = held.settle_all(now_us) if tags is None else held.settle(tags, now_us)
-        for source, its_tags, ids, holds in runs:
+        for source, count, its_tags, ids, holds in runs:
             if ev is not None:
                 template = source.templates.get((ev, reason, False))
                 if template is None:
                     names = (b"msg", b"dtag", b"hold_us")
                     template = self._template(source, ev, reason, b"", names)
-                self._log.write(now_us, template, (ids, its_tags, holds), len(ids))
+                self._journal.lines(now_us, template, (ids, its_tags, holds), count)
             if returned is not None:
-                self._return(source, ids, holds, returned, now_us)
+                self._return(source, count, ids, holds, returned, now_us)
             elif self._log.has_returns:
-                for msg in ids:
+                for msg in each_of(ids, count):
                     self._log.done(msg, source.queue)
 
     def _return(
-        self, source: _Source, ids: Numbers, holds: Numbers, reason: str, now_us: int
+        self, source: _Source, count: int, ids: Column, holds: Column, reason: str, now_us: int
     ) -> None:
         log = self._log
         if source.is_gone:
             template = self._template(source, "drop", "queue_deleted", b"", (b"msg",))
-            log.write(now_us, template, (ids,), len(ids))
+            self._journal.lines(now_us, template, (ids,), count)
             return
         template = source.templates.get(("requeue", reason, False)) or self._template(
             source, "requeue", reason, b"", (b"msg", b"delivery_count", b"hold_us")
         )
-        counts = array("q", [log.returned(msg, source.queue) for msg in ids])
-        log.write(now_us, template, (ids, counts, holds), len(ids))
+        times = array("q", [log.returned(msg, source.queue) for msg in each_of(ids, count)])
+        self._journal.lines(now_us, template, (ids, times, holds), count)
 
 
-def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) -> int | None:
-    """Take settled numbers out; the time of the oldest of those that were there, if any was."""
-    oldest: int | None = None
+def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) -> tuple[int, int]:
+    """Take settled numbers out; how many were there, and the time of the oldest of them."""
+    count = oldest = 0
     left: list[tuple[int, int, int]] = []
     at = 0
     while waiting and waiting[0][0] <= settled[-1][1]:
@@ -420,8 +461,9 @@ def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) ->
         within = at
         while within < len(settled) and settled[within][0] <= last:
             low, high = settled[within]
-            if oldest is None:
+            if not count:
                 oldest = since_us
+            count += min(last, high) - max(first, low) + 1
             if first < low:
                 left.append((first, low - 1, since_us))
             first = high + 1
@@ -429,7 +471,7 @@ def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) ->
         if first <= last:
             left.append((first, last, since_us))
     waiting.extendleft(reversed(left))
-    return oldest
+    return count, oldest
 
 
 def make_channel_log(connection: ConnectionContext, channel: int) -> ChannelLog | None:

@@ -1,9 +1,10 @@
 """Which messages are told in the event log, and by which number.
 
 A number is the time of the publish in microseconds, with a few bits to tell messages of one time
-apart: unique across restarts as long as the clock does not go back behind the last one given, and
-the age of a message can be read off it. Whether a message is told is decided here, once, when it
-is published: all that happens to it later follows from its having a number.
+apart: unique across restarts, also if the clock was set back (numbers begin behind the newest
+event that is on disk), and the age of a message can be read off it. Whether a message is told is
+decided here, once, when it is published: all that happens to it later follows from its having a
+number.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ CLUMP = 16
 
 
 class Numbering:
-    def __init__(self, share: float) -> None:
-        """``share`` of all messages is told: 0 to 1."""
+    def __init__(self, share: float, newest_us: int = 0) -> None:
+        """``share`` of all messages is told: 0 to 1. Earlier boots gave no number later than
+        ``newest_us``."""
         self._share = share
-        self._last = 0
+        self.is_all = share >= 1
+        self._last = (newest_us + 1) << ID_BITS
         self._random = random.Random()
         # Messages that are passed over before the next one that is told.
         self._gap = self._next_gap()
@@ -31,7 +34,7 @@ class Numbering:
 
         Numbers are consecutive, in the order of places; for None, all are. None if none is told.
         """
-        if self._share >= 1:
+        if self.is_all:
             return self._take(count, now_us), None
         if self.passes_over(count):
             return None
@@ -52,7 +55,9 @@ class Numbering:
         return True
 
     def _take(self, count: int, now_us: int) -> int:
-        first = max(self._last + 1, now_us << ID_BITS)
+        first = now_us << ID_BITS
+        if first <= self._last:
+            first = self._last + 1
         self._last = first + count - 1
         return first
 

@@ -16,6 +16,7 @@ import msgspec
 
 from leveret.broker.events import ACTOR, INTERNAL_USER, WHO
 from leveret.broker.resource import Resource
+from leveret.broker.vhost import is_predeclared
 from leveret.protocol.field_table import Field
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 # What a start finds on disk, or makes anew each time.
 RECOVERED = "recovered"
-# Exchanges that every virtual host has.
-_OWN_PREFIX = "amq."
 # What clients say of themselves that is worth a word.
 _CLIENT = ("connection_name", "product", "version", "platform")
 # Told by connection_open as well, or by nothing but its end.
@@ -58,7 +57,6 @@ class ObjectEvents:
             "channel.closed": self._on_channel_closed,
             "user.authentication.failure": self._on_authentication_failure,
             "queue.created": self._on_queue_created,
-            "queue.deleted": self._on_queue_deleted,
             "exchange.created": self._on_exchange_created,
             "exchange.deleted": self._on_exchange_deleted,
             "binding.created": lambda properties, _: self._on_binding("bind", properties),
@@ -71,6 +69,8 @@ class ObjectEvents:
         handler = self._handlers.get(event.kind)
         if handler is not None:
             handler(event.properties, event.reason)
+        elif event.kind == "queue.deleted":
+            self._on_queue_deleted(event.properties, event.reason, event.messages)
         elif event.kind not in _LEFT_OUT:
             self._audit(event.kind, event.properties)
 
@@ -149,9 +149,11 @@ class ObjectEvents:
         )
         self._tell("queue_declare", name.vhost, properties, queue=name.name, attrs=attrs)
 
-    def _on_queue_deleted(self, properties: Properties, reason: str) -> None:
+    def _on_queue_deleted(self, properties: Properties, reason: str, messages: int) -> None:
         name: Resource = properties["name"]
-        self._tell("queue_delete", name.vhost, properties, queue=name.name, reason=reason)
+        self._tell(
+            "queue_delete", name.vhost, properties, queue=name.name, n=messages, reason=reason
+        )
 
     def _on_exchange_created(self, properties: Properties, reason: str) -> None:
         name: Resource = properties["name"]
@@ -166,7 +168,7 @@ class ObjectEvents:
 
     def _on_exchange_deleted(self, properties: Properties, reason: str) -> None:
         name: Resource = properties["name"]
-        self._tell("exchange_delete", name.vhost, properties, exchange=name.name, reason=reason)
+        self._tell("exchange_delete", name.vhost, properties, exchange=name.name)
 
     def _on_binding(self, ev: str, properties: Properties) -> None:
         ends = binding_fields(
@@ -198,21 +200,26 @@ class ObjectEvents:
 
     def _audit(self, kind: str, properties: Properties) -> None:
         attrs = {name: _text(value) for name, value in properties.items() if name != WHO}
-        self._tell("audit", attrs.pop("vhost", ""), properties, reason=kind, attrs=attrs)
+        vhost, user = attrs.pop("vhost", ""), _user(properties)
+        self._journal.event("audit", vhost=vhost, user=user, reason=kind, attrs=attrs)
 
     def _tell(self, ev: str, vhost: str, properties: Properties, **fields: Any) -> None:
         conn, ch, _ = ACTOR.get()
-        who = properties.get(WHO, "")
-        user = "" if who == INTERNAL_USER else who
+        user = _user(properties)
         self._journal.event(ev, vhost=vhost, conn=conn, ch=ch, user=user, **fields)
 
 
-def tell_recovered(journal: Journal, vhost: str, topology: Vhost[Queue]) -> None:
+def _user(properties: Properties) -> str:
+    who: str = properties.get(WHO, "")
+    return "" if who == INTERNAL_USER else who
+
+
+def tell_recovered(
+    journal: Journal, vhost: str, topology: Vhost[Queue], ready_in: Callable[[Queue], int | None]
+) -> None:
     """What a virtual host has from its start on, but for what every one has."""
     exchanges: list[Exchange] = [
-        exchange
-        for name, exchange in topology.exchanges.items()
-        if name and not name.startswith(_OWN_PREFIX)
+        exchange for name, exchange in topology.exchanges.items() if not is_predeclared(name)
     ]
     for exchange in exchanges:
         attrs = exchange_attrs(
@@ -236,7 +243,14 @@ def tell_recovered(journal: Journal, vhost: str, topology: Vhost[Queue]) -> None
             auto_delete=queue.auto_delete,
             exclusive=queue.exclusive,
         )
-        journal.event("queue_declare", vhost=vhost, queue=name, reason=RECOVERED, attrs=attrs)
+        journal.event(
+            "queue_declare",
+            vhost=vhost,
+            queue=name,
+            depth=ready_in(queue),
+            reason=RECOVERED,
+            attrs=attrs,
+        )
     binding: Binding
     for binding in topology.bindings():
         ends = binding_fields(

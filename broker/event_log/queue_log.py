@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leveret.broker.event_log.messages import KEPT_MAX, named, quoted
+from leveret.protocol.lines import each_of
 from leveret.protocol.twin import logged
 
 if TYPE_CHECKING:
-    from leveret.broker.event_log.messages import MessageLog, Template
+    from leveret.broker.event_log.journal import Template
+    from leveret.broker.event_log.messages import MessageLog
+    from leveret.broker.events import Actor
     from leveret.protocol.lines import Column
     from leveret.protocol.twin import Message
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 class QueueLog:
     def __init__(self, log: MessageLog, vhost: str, queue: str) -> None:
         self._log = log
+        self._journal = log.journal
         self._queue = queue
         self._vhost = b',"vhost":' + quoted(vhost)
         self._who = self._vhost + named(b"queue", queue)
@@ -38,42 +42,54 @@ class QueueLog:
         self._gone("drop", reason, messages, depth)
 
     def _gone(self, ev: str, reason: str, messages: Sequence[Message], depth: int) -> None:
-        now_us = self._log.journal.now_us()
+        now_us = self._journal.now_us()
         found = logged(messages, now_us)
         if found is None:
             return
-        _, ids, sizes, waits = found
+        count, _, ids, sizes, waits = found
         names = [b"msg", b"size"]
-        columns: list[Column] = [ids, sizes]
+        columns: tuple[Column, ...] = (ids, sizes)
         if ev == "expire":
             names.append(b"wait_us")
-            columns.append(waits)
+            columns = (ids, sizes, waits)
         template = self._templates.get((ev, reason))
         if template is None:
             shared = self._who + named(b"reason", reason)
             template = self._keep((ev, reason), self._log.template(ev, shared, *names))
-        self._log.write(now_us, template, columns, len(ids), depth)
+        self._journal.lines(now_us, template, columns, count, depth)
         if self._log.has_returns:
-            for msg in ids:
+            for msg in each_of(ids, count):
                 self._log.done(msg, self._queue)
 
     def dead_lettered(
-        self, message: Message, copy: Message, reason: str, queues: Sequence[str], depth: int
+        self,
+        message: Message,
+        copy: Message,
+        reason: str,
+        queues: Sequence[str],
+        depth: int,
+        *,
+        is_told: bool,
     ) -> None:
-        """One that left for the dead-letter exchange; the copy goes on under the same number."""
+        """One that left for the dead-letter exchange; the copy goes on under the same number.
+
+        ``is_told``: this is another copy of it, the first came to nothing.
+        """
         msg = message.log_id
         if not msg:
             return
-        now_us = self._log.journal.now_us()
+        now_us = self._journal.now_us()
         copy.log_id = msg
         copy.stamp_us = now_us
+        if is_told:
+            return
         times = self._log.deliveries(msg, self._queue) if reason == "delivery_limit" else 0
         numbers = (msg, len(message.body), len(queues), times)
         template = self._dead_letter(copy, reason)
-        self._log.write(now_us, template, numbers, 1, depth)
+        self._journal.lines(now_us, template, numbers, 1, depth)
         self._log.done(msg, self._queue)
         for queue in queues:
-            self._log.write(now_us, self._enqueue(copy, queue), (msg, len(copy.body)), 1)
+            self._journal.lines(now_us, self._enqueue(copy, queue), (msg, len(copy.body)), 1)
 
     def _dead_letter(self, copy: Message, reason: str) -> Template:
         key = ("dead_letter", reason, copy.exchange, copy.routing_key)
@@ -94,9 +110,15 @@ class QueueLog:
             template = self._keep(key, self._log.template("enqueue", shared, b"msg", b"size"))
         return template
 
-    def purged(self, count: int) -> None:
-        now_us = self._log.journal.now_us()
-        self._log.write(now_us, self._log.template("purge", self._who, b"n"), (count,), 1, 0)
+    def purged(self, count: int, user: str, actor: Actor) -> None:
+        now_us = self._journal.now_us()
+        shared = b'%b,"conn":%d,"ch":%d%b' % (
+            self._who,
+            actor.conn,
+            actor.ch,
+            named(b"user", user),
+        )
+        self._journal.lines(now_us, self._log.template("purge", shared, b"n"), (count,), 1, 0)
 
     def paged(self, paged: tuple[int, int, int, int], depth: int) -> None:
         """``paged``: messages and bytes that left memory and came back so far."""
@@ -106,11 +128,11 @@ class QueueLog:
             now - before for now, before in zip(paged, self._paged, strict=True)
         ]
         self._paged = paged
-        now_us = self._log.journal.now_us()
+        now_us = self._journal.now_us()
         for ev, count, size in (("paged_out", out, out_bytes), ("paged_in", back, back_bytes)):
             if count:
                 template = self._log.template(ev, self._who, b"n", b"size")
-                self._log.write(now_us, template, (count, size), 1, depth)
+                self._journal.lines(now_us, template, (count, size), 1, depth)
 
     def _keep(self, key: tuple[str, ...], template: Template) -> Template:
         if len(self._templates) >= KEPT_MAX:

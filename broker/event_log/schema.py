@@ -68,7 +68,7 @@ class Event(msgspec.Struct, omit_defaults=True):
     routed: Small = 0
     # How many things this event stands for.
     n: int = 1
-    # Since the message came into the queue; None where that is not known, as after a restart.
+    # Since the message came into the queue, or was published.
     wait_us: int | None = None
     # Between the delivery and this answer to it; for *_close and credit_unblocked, since the
     # opening or the block.
@@ -104,19 +104,19 @@ MESSAGE_KINDS: Final = (
         (
             *_CHANNEL,
             *("exchange", "rk", "queue", "msg", "size"),
-            *("persistent", "mandatory", "routed", "depth"),
+            *("persistent", "mandatory", "routed"),
         ),
     ),
     Kind(
         "enqueue",
         "A queue took a message whose publish did not name it: one of several queues, or the "
         "target of dead-lettering (`reason` is `dead_letter`).",
-        ("vhost", "exchange", "rk", "queue", "msg", "size", "persistent", "depth", "reason"),
+        ("vhost", "exchange", "rk", "queue", "msg", "size", "persistent", "reason"),
     ),
     Kind(
         "confirm",
-        "The publisher was sent a confirm for `n` messages up to `dtag`; `wait_us` since the "
-        "oldest of them was published; `reason` is `nack` if it was refused.",
+        "The publisher was sent a confirm up to `dtag`, for `n` messages that are told here; "
+        "`wait_us` since the oldest of them was published; `reason` is `nack` if it was refused.",
         (*_CHANNEL, "dtag", "n", "wait_us", "reason"),
     ),
     Kind(
@@ -129,7 +129,7 @@ MESSAGE_KINDS: Final = (
         "A message is gone: `reason` is `unroutable` (no `queue`), `maxlen`, `refused` (the queue "
         "was full and does not take more), `delivery_limit` (it came back too often, and there is "
         "no dead-letter exchange), `queue_deleted` (of a large queue only the first are told; "
-        "`queue_delete` counts all), `queue_crashed` (it had not yet taken it) or "
+        "`queue_delete` ends all), `queue_crashed` (it had not yet taken it) or "
         "`channel_closed` (on its way to a consumer that does not answer).",
         (*_CHANNEL, "exchange", "rk", "queue", "ctag", "msg", "size", "depth", "reason"),
     ),
@@ -167,7 +167,7 @@ MESSAGE_KINDS: Final = (
         "requeue",
         "A delivered message is back in its place; `reason` is `nack`, `reject`, `recover`, "
         "`consumer_timeout` or `channel_closed`; the channel is the one that had it.",
-        (*_CHANNEL, "queue", "ctag", "msg", "delivery_count", "hold_us", "depth", "reason"),
+        (*_CHANNEL, "queue", "ctag", "msg", "delivery_count", "hold_us", "reason"),
     ),
     Kind(
         "expire",
@@ -203,24 +203,33 @@ OBJECT_KINDS: Final = (
     Kind("connection_close", "It is gone.", (*_CONNECTION, "hold_us", "reason")),
     Kind("channel_open", "", (*_CHANNEL, "peer")),
     Kind("channel_close", "", (*_CHANNEL, "peer", "hold_us", "reason")),
-    Kind("auth_fail", "A login was refused.", (*_CONNECTION, "reason")),
+    Kind("auth_fail", "A login was refused.", ("conn", "user", "peer", "reason")),
     Kind("blocked", "An alarm blocked a connection that publishes.", (*_CONNECTION, "reason")),
     Kind("unblocked", "The alarm is over.", (*_CONNECTION, "hold_us", "reason")),
-    Kind("queue_declare", "A queue came to be.", (*_CHANNEL, "queue", "reason", "attrs")),
-    Kind("queue_delete", "", (*_CHANNEL, "queue", "n", "reason")),
+    Kind(
+        "queue_declare",
+        "A queue came to be; one that was recovered, with `depth` messages.",
+        (*_CHANNEL, "queue", "depth", "reason", "attrs"),
+    ),
+    Kind(
+        "queue_delete",
+        "It is gone, with all in it: `n` messages were ready. `reason` is `auto_delete`, "
+        "`expired`, `exclusive`, `vhost_deleted`, or none, if a client deleted it.",
+        (*_CHANNEL, "queue", "n", "reason"),
+    ),
     Kind(
         "exchange_declare",
         "An exchange came to be; `attrs` has its `type`.",
         (*_CHANNEL, "exchange", "reason", "attrs"),
     ),
-    Kind("exchange_delete", "", (*_CHANNEL, "exchange", "reason")),
+    Kind("exchange_delete", "", (*_CHANNEL, "exchange")),
     Kind(
         "bind",
         "From `exchange` with key `rk` to `queue`, or to the exchange `attrs.destination`.",
         (*_CHANNEL, "exchange", "rk", "queue", "reason", "attrs"),
     ),
-    Kind("unbind", "As bind.", (*_CHANNEL, "exchange", "rk", "queue", "reason", "attrs")),
-    Kind("consume", "A consumer registered.", (*_CHANNEL, "queue", "ctag", "reason", "attrs")),
+    Kind("unbind", "As bind.", (*_CHANNEL, "exchange", "rk", "queue", "attrs")),
+    Kind("consume", "A consumer registered.", (*_CHANNEL, "queue", "ctag", "attrs")),
     Kind("cancel", "It is gone.", (*_CHANNEL, "queue", "ctag", "reason")),
     Kind(
         "credit_blocked",
@@ -238,7 +247,7 @@ OBJECT_KINDS: Final = (
         "audit",
         "Something was changed or found: `reason` says what, as RabbitMQ's event exchange names "
         "it (`policy.set`, `user.created`, `vhost.deleted`, `alarm.set`), `attrs` the rest.",
-        (*_CHANNEL, "reason", "attrs"),
+        ("vhost", "user", "reason", "attrs"),
     ),
     Kind(
         "broker_start",

@@ -78,14 +78,14 @@ class Segments:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def write(self, lines: bytes, first_us: int, last_us: int) -> None:
+    def write(self, lines: bytes | memoryview, first_us: int, last_us: int) -> None:
         """Append whole lines; ``first_us`` and ``last_us`` are the times of the first and last."""
         if self._open is None:
             self._open = self._begin(first_us)
         segment = self._open
-        view, at = memoryview(lines), 0
-        while at < len(view):
-            at += os.pwrite(segment.descriptor, view[at:], segment.size + at)
+        at = 0
+        while at < len(lines):
+            at += os.pwrite(segment.descriptor, lines[at:], segment.size + at)
         segment.size += at
         segment.last_us = last_us
 
@@ -167,10 +167,22 @@ class Segments:
 
     # --- what an earlier boot has left -----------------------------------------------------------
 
+    def newest_us(self) -> int:
+        """When the last event of all that is there was written; 0 if nothing is."""
+        newest = 0
+        for folder in sorted(self._settings.folder.glob("date=*"))[-1:]:
+            for path in folder.glob(f"*{PLAIN}*"):
+                try:
+                    newest = max(newest, path.stat().st_mtime_ns // 1000)
+                except OSError:
+                    continue  # another broker has sealed it, or let it go
+        return newest
+
     def recover(self, now_us: int) -> None:
         """Seal what a crash left open, up to its last whole line; find out what there is."""
         for path in sorted(self._files(SEALING)):
-            path.unlink(missing_ok=True)
+            if not _is_locked(path.with_name(_open_name(path))):
+                path.unlink(missing_ok=True)
         for path in sorted(self._files(OPEN)):
             try:
                 self._recover(path)
@@ -235,6 +247,28 @@ class Segments:
                     path.parent.rmdir()
             except OSError as error:
                 log.warning("%s, which is not to be kept, cannot be deleted: %s", path, error)
+
+
+def _open_name(sealing: Path) -> str:
+    """Of the segment that was being compressed."""
+    return OPEN + sealing.name.removeprefix(SEALING).removesuffix(COMPRESSED) + PLAIN
+
+
+def _is_locked(path: Path) -> bool:
+    """It is another broker's, which runs."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        log.debug("%s cannot be locked", path)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _whole_lines(descriptor: int) -> int:

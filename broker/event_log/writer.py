@@ -1,8 +1,9 @@
 """The thread that writes the event log's segments.
 
-Upstream: ``journal.py`` hands over batches of lines, in the event loop. Downstream:
-``segments.py``, which is touched by this thread alone. What was done goes back as a ``Report``,
-one for each batch, through the loop.
+Upstream: ``journal.py`` hands over batches, in the event loop; their lines are made here, without
+the GIL where the codec is compiled (``protocol/lines.py``). Downstream: ``segments.py``, which is
+touched by this thread alone. What was done goes back as a ``Report``, one for each batch, through
+the loop.
 
 While the disk refuses, what was handed over waits here in its order and is tried again each time
 the journal asks (``Retry``). The thread never sleeps, never gives up before the broker stops, and
@@ -16,9 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from leveret.broker.event_log.segments import Segments
+from leveret.protocol.twin import format_lines
+
+if TYPE_CHECKING:
+    from leveret.protocol.lines import Entry
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +31,9 @@ log = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """Lines in their order, with the times of the first and the last."""
 
-    lines: list[bytes]
+    # From here on the thread's.
+    entries: list[Entry]
+    # How much of the journal's buffer they take.
     size: int
     first_us: int
     last_us: int
@@ -47,9 +54,10 @@ class Stop(NamedTuple):
 
 
 class Report(NamedTuple):
-    """``size`` bytes need no longer be waited for."""
+    """``size`` of the journal's buffer is free again; ``written`` bytes are in the file."""
 
     size: int
+    written: int
     sealed_count: int
     # Why nothing can be written just now.
     trouble: str | None
@@ -67,6 +75,8 @@ class SegmentWriter:
         # Of the thread alone: what is to be done, in order, and why it cannot.
         self._backlog: deque[Batch | Seal] = deque()
         self._trouble: str | None = None
+        # Lines as they are about to be written.
+        self._buffer = bytearray()
 
     def put(self, item: Batch | Seal | Retry | Stop) -> None:
         """The thread starts with the first: a broker that starts does not wait for it."""
@@ -106,7 +116,7 @@ class SegmentWriter:
         if self._trouble is not None:
             log.error("the event log's last lines are lost: %s", self._trouble)
         self._segments.close()
-        self._report(Report(0, self._segments.sealed_count, self._trouble, has_ended=True))
+        self._report(Report(0, 0, self._segments.sealed_count, self._trouble, has_ended=True))
 
     def _recover(self, first: Batch | Seal | Retry | Stop) -> None:
         now_us = first.last_us if isinstance(first, Batch) else getattr(first, "now_us", 0)
@@ -118,11 +128,12 @@ class SegmentWriter:
     def _work(self) -> None:
         while self._backlog:
             item = self._backlog[0]
+            written = 0
             try:
-                self._do(item)
+                written = self._do(item)
             except OSError as error:
                 self._note_trouble(error)
-                self._report(Report(0, self._segments.sealed_count, self._trouble))
+                self._report(Report(0, 0, self._segments.sealed_count, self._trouble))
                 return
             except Exception:
                 # A bug: these lines are lost, what follows is not.
@@ -135,13 +146,17 @@ class SegmentWriter:
                 assert isinstance(item, Batch)
                 self._backlog.appendleft(Seal(item.last_us))
             size = item.size if isinstance(item, Batch) else 0
-            self._report(Report(size, self._segments.sealed_count, None))
+            self._report(Report(size, written, self._segments.sealed_count, None))
 
-    def _do(self, item: Batch | Seal) -> None:
-        if isinstance(item, Batch):
-            self._segments.write(b"".join(item.lines), item.first_us, item.last_us)
-        else:
+    def _do(self, item: Batch | Seal) -> int:
+        """How many bytes were written."""
+        if isinstance(item, Seal):
             self._segments.seal(item.now_us)
+            return 0
+        size = format_lines(item.entries, self._buffer)
+        with memoryview(self._buffer)[:size] as lines:
+            self._segments.write(lines, item.first_us, item.last_us)
+        return size
 
     def _note_trouble(self, error: OSError) -> None:
         """Once, however often it is tried."""

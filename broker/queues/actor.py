@@ -251,7 +251,7 @@ class QueueActor(Receiver):
         self._know(purge.channel)
         purged = self._backing.purge()
         if self._log is not None and purged:
-            self._log.purged(purged)
+            self._log.purged(purged, purge.user, purge.actor)
         purge.channel.put_urgent(c.Done(purged))
 
     def _on_delete(self, delete: c.Delete) -> None:
@@ -264,6 +264,7 @@ class QueueActor(Receiver):
         else:
             delete.channel.put_urgent(c.Done(len(self._backing)))
             self.queue.deleted_by = delete.user
+            self.queue.deleted_through = delete.actor
             self._end()
 
     def _on_expire_queue(self, expire: c.ExpireQueue) -> None:
@@ -313,6 +314,7 @@ class QueueActor(Receiver):
             return
         self._is_alive = False
         self.queue.delete_reason = reason
+        self.queue.deleted_messages = len(self._backing)
         self._on_deleted(self.queue)
         self._dead.leave()
         if self._log is not None:
@@ -368,9 +370,13 @@ class QueueActor(Receiver):
 
     # --- what others may see ----------------------------------------------------------------------
 
+    @property
+    def ready(self) -> int:
+        return len(self._backing)
+
     def statistics(self) -> dict[str, object]:
         unacked = sum(len(state.unacked) for state in self._consumers.channels.values())
-        ready = len(self._backing)
+        ready = self.ready
         return {
             "messages_ready": ready,
             "messages_unacknowledged": unacked,

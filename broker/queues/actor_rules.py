@@ -81,10 +81,11 @@ class RuleKeeper(ActorState):
                         dropped = [entry.message for entry in entries]
                         self._log.dropped(dropped, len(backing), "maxlen")
             else:
-                gone = backing.drop(surplus)
+                gone = backing.drop(min(surplus, left))
                 if gone is LOADING:
                     self._is_loading = True
                 else:
+                    left -= gone
                     self.counters.drop += gone
 
     def _drop_expired(self) -> None:
@@ -146,11 +147,6 @@ class RuleKeeper(ActorState):
             else:
                 left -= len(due)
                 self.counters.expire += len(due)
-                if self._log is not None:
-                    # Those that are on disk alone are told without their numbers: not at all.
-                    found = self._backing.pending(due)
-                    if found is not LOADING:
-                        self._log.expired([each.message for each in found], len(self._backing))
                 self._bury(due, "expired")
 
     def _without_expired(self, entries: list[Entry]) -> list[Entry]:
@@ -191,16 +187,12 @@ class RuleKeeper(ActorState):
 
     def _bury(self, seq_ids: Sequence[int], reason: Reason) -> None:
         """Pending messages die: to the dead-letter exchange, if there is one."""
-        if self._dead.is_wanted:
+        # What was rejected is told by the channel; of others the log wants to know, too.
+        if self._dead.is_wanted or (self._log is not None and reason != "rejected"):
             self._dead.add_pending(seq_ids, reason)
             self._is_ruled = True
-            return
-        if self._log is not None and reason == "delivery_limit":
-            found = self._backing.pending(seq_ids)
-            if found is not LOADING:
-                gone = [entry.message for entry in found]
-                self._log.dropped(gone, len(self._backing), reason)
-        self._backing.ack(seq_ids)
+        else:
+            self._backing.ack(seq_ids)
 
     def _on_drop_expired(self, drop: c.DropExpired) -> None:
         self._has_to_drop = False

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leveret.broker.events import NOBODY, Actor
 from leveret.broker.mailbox import Mailbox
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ class Count:
 @dataclass(frozen=True, slots=True)
 class Purge:
     channel: Mailbox
+    # On whose behalf and through which channel, for the event log.
+    user: str = ""
+    actor: Actor = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,9 @@ class Delete:
     channel: Mailbox
     if_unused: bool
     if_empty: bool
-    # On whose behalf, for the event that tells of it.
+    # On whose behalf, for the event that tells of it, and through which channel.
     user: str | None = None
+    actor: Actor = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

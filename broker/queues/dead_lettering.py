@@ -3,7 +3,8 @@
 Owned by the queue's actor. What is to die waits here, pending in the backing queue. One batch is
 under way: its copies in the target queues and its removal from this one are a unit, so a crash
 neither loses nor doubles a message. A target that refuses, or is gone, is left out, as RabbitMQ
-does; if nothing takes a message it is dropped.
+does; if nothing takes a message it is dropped. Where there is no dead-letter exchange, what may
+have to be read before the event log can tell of it waits here all the same, and is dropped then.
 
 Upstream: ``actor.py`` (rejects, expiry, length and delivery limits). Downstream: the exchange, and
 the mailboxes of the queues it leads to.
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from leveret.broker.event_log.queue_log import QueueLog
@@ -69,6 +72,8 @@ class _Dead(NamedTuple):
     # None: to be had of the backing queue.
     message: Message | None
     reason: Reason
+    # The event log has it: its unit came to nothing, and another is begun.
+    is_told: bool = False
 
 
 class SourcePart(QueuePart):
@@ -150,6 +155,9 @@ class DeadLetters:
             batch = self._next_batch()
             if batch is None:
                 return False
+            if not self.is_wanted:
+                self._drop(batch)
+                continue
             for dead in batch:
                 self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
             targets = self._route(batch)
@@ -158,6 +166,16 @@ class DeadLetters:
             else:
                 self._backing.ack([dead.seq_id for dead in batch if dead.seq_id is not None])
         return True
+
+    def _drop(self, batch: Sequence[_Dead]) -> None:
+        """There is nowhere to go: that they died is all there is to tell."""
+        if self._log is not None:
+            depth = len(self._backing)
+            for reason, run in groupby(batch, attrgetter("reason")):
+                if reason != "expired":
+                    gone = [dead.message for dead in run if dead.message is not None]
+                    self._log.dropped(gone, depth, reason)
+        self._backing.ack([dead.seq_id for dead in batch if dead.seq_id is not None])
 
     def _begin(
         self, mailbox: Mailbox, batch: list[_Dead], targets: dict[Mailbox, list[Message]]
@@ -181,14 +199,16 @@ class DeadLetters:
         is_here = mailbox.put_urgent(c.UnitEnded(is_committed))
         if not is_here and not is_committed and self._has_left:
             # Deleted meanwhile, as was one of its targets: the others get theirs all the same.
-            self._send_off(self._under_way)
+            self._send_off([dead._replace(is_told=True) for dead in self._under_way])
 
     def on_unit_ended(self, *, is_committed: bool) -> None:
         """The next may begin; what came to nothing begins anew, with the queues that are left."""
         if not is_committed:
             for dead in self._under_way:
                 self.counts[dead.reason] -= 1
-            self._waiting.extendleft(reversed(self._under_way))
+            self._waiting.extendleft(
+                [dead._replace(is_told=True) for dead in reversed(self._under_way)]
+            )
         self._under_way = []
         self._part = None
 
@@ -213,6 +233,16 @@ class DeadLetters:
             chosen = _up_to_last_found(chosen, messages)
         for _ in chosen:
             self._waiting.popleft()
+        if absent and self._log is not None:
+            # Those that expired in memory were told when they did.
+            asked = frozenset(absent)
+            expired = [
+                dead.message
+                for dead in chosen
+                if dead.seq_id in asked and dead.reason == "expired" and dead.message is not None
+            ]
+            if expired:
+                self._log.expired(expired, len(self._backing))
         return [dead for dead in chosen if dead.message is not None]
 
     def _route(self, batch: Sequence[_Dead]) -> dict[Mailbox, list[Message]]:
@@ -243,7 +273,9 @@ class DeadLetters:
             if self._log is not None:
                 names = [queue.name.name for queue in queues]
                 depth = len(self._backing)
-                self._log.dead_lettered(dead.message, copy, dead.reason, names, depth)
+                self._log.dead_lettered(
+                    dead.message, copy, dead.reason, names, depth, is_told=dead.is_told
+                )
             for queue in queues:
                 targets.setdefault(queue.mailbox, []).append(copy)
         return targets
@@ -254,7 +286,9 @@ class DeadLetters:
             assert dead.message is not None
             assert self._log is not None
             copy = burial.bury(dead.message, dead.reason)
-            self._log.dead_lettered(dead.message, copy, dead.reason, (), len(self._backing))
+            self._log.dead_lettered(
+                dead.message, copy, dead.reason, (), len(self._backing), is_told=dead.is_told
+            )
 
     # --- the end ---------------------------------------------------------------------------------
 

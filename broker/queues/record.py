@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from leveret.broker.events import NOBODY, Actor
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues.arguments import QueueArguments
 from leveret.broker.queues.effective import QueueOptions, effective
@@ -48,8 +49,11 @@ class Queue:
     mailbox: Mailbox = field(init=False)
     # The user whose queue.delete ended it; None while it lives, or where nobody asked for its end.
     deleted_by: str | None = field(init=False, default=None)
-    # Why it ended where nobody asked for it, for the event log.
+    # For the event log: through which channel that was asked, why it ended where nobody asked for
+    # it, and how many messages were ready in it.
+    deleted_through: Actor = field(init=False, default=NOBODY)
     delete_reason: str = field(init=False, default="")
+    deleted_messages: int = field(init=False, default=0)
     # What the store knows it by; 0 without a store.
     store_id: int = field(init=False, default=0)
 

@@ -50,7 +50,7 @@ class QueueSupervisor:
         clock: Clock,
         settings: Settings,
         decorators: Callable[[], Iterable[QueueDecorator]],
-        before_restart: Callable[[], Awaitable[None]],
+        before_restart: Callable[[Queue], Awaitable[None]],
         surroundings: Surroundings | None = None,
     ) -> None:
         self._make_backing = make_backing
@@ -116,7 +116,7 @@ class QueueSupervisor:
             await self._pause(queue.mailbox, pause_s)
             restarts.begin_life()
             try:
-                await self._before_restart()
+                await self._before_restart(queue)
                 actor = self._make_actor(queue)
             except Exception as error:
                 failure = error
@@ -143,6 +143,7 @@ class QueueSupervisor:
             if deletion is not None and not is_ending:
                 if isinstance(deletion, c.Delete):
                     queue.deleted_by = deletion.user
+                    queue.deleted_through = deletion.actor
                 elif queue.exclusive:
                     queue.delete_reason = "exclusive"
                 self._on_deleted(queue)

@@ -4,7 +4,7 @@ The load (``load.py``) tells the ledger what it sent and what it was told; after
 ledger compares what is in the queues with what must, may and must not be there:
 
 - confirmed and never acked: there, once, in order;
-- sent and not confirmed, or acked at the last moment: there or not;
+- sent and not confirmed, acked at the last moment, or transient: there or not;
 - delivered before: if it is there it is marked as redelivered, also if it was acked;
 - acked, and a publish made to the same queue after that was confirmed, though nobody had acked it:
   not there. The broker's log is in order, so what was kept later proves that the ack was kept, too.
@@ -39,14 +39,28 @@ class Name(NamedTuple):
 class Letter:
     """A message that was published, to one queue or several."""
 
-    __slots__ = ("is_confirmed", "name", "queues", "sent_at", "size")
+    __slots__ = ("is_confirmed", "is_persistent", "name", "queues", "sent_at", "size")
 
-    def __init__(self, name: Name, size: int, queues: Sequence[QueueBook], sent_at: int) -> None:
+    def __init__(
+        self,
+        name: Name,
+        size: int,
+        queues: Sequence[QueueBook],
+        sent_at: int,
+        *,
+        is_persistent: bool,
+    ) -> None:
         self.name = name
         self.size = size
         self.queues = queues
         self.sent_at = sent_at
+        self.is_persistent = is_persistent
         self.is_confirmed = False
+
+    @property
+    def is_promised(self) -> bool:
+        """A confirm of a transient message promises nothing."""
+        return self.is_confirmed and self.is_persistent
 
 
 class Copy:
@@ -69,10 +83,11 @@ class Copy:
 
     @property
     def must_be_there(self) -> bool:
-        return (self.was_kept or self.letter.is_confirmed) and not self.is_acked
+        return (self.was_kept or self.letter.is_promised) and not self.is_acked
 
     def __str__(self) -> str:
         states = (
+            ("transient", not self.letter.is_persistent),
             ("confirmed", self.letter.is_confirmed),
             ("there at an earlier restart", self.was_kept),
             ("delivered", self.was_delivered),
@@ -125,8 +140,10 @@ class Ledger:
 
     # --- while the broker runs -------------------------------------------------------------------
 
-    def sent(self, name: Name, size: int, queues: Sequence[QueueBook]) -> Letter:
-        letter = Letter(name, size, queues, self._tick())
+    def sent(
+        self, name: Name, size: int, queues: Sequence[QueueBook], *, is_persistent: bool = True
+    ) -> Letter:
+        letter = Letter(name, size, queues, self._tick(), is_persistent=is_persistent)
         for queue in queues:
             queue.copies[name] = Copy(letter)
         self.counts["sent"] += 1
@@ -134,11 +151,15 @@ class Ledger:
 
     def confirmed(self, letter: Letter) -> None:
         letter.is_confirmed = True
+        is_on_disk = False
         for queue in letter.queues:
             copy = queue.copies.get(letter.name)
-            if copy is not None and not copy.is_acked:
+            if copy is not None and not copy.is_acked and letter.is_persistent:
                 queue.confirmed_to = max(queue.confirmed_to, letter.sent_at)
+                is_on_disk = True
         self.counts["confirmed"] += 1
+        # Neither transient nor acked: only a commit can have confirmed it.
+        self.counts["confirmed_by_disk"] += is_on_disk
 
     def delivered(self, queue: QueueBook, found: Found) -> Copy | None:
         """A consumer got a message; None if there should be no such message."""

@@ -192,7 +192,8 @@ class Link(asyncio.Protocol):
             if self.takes_dead_letters:
                 self._message_id = read_properties(payload[_FLAGS_AT:]).message_id or ""
             else:
-                assert (flags, mode) == (_DELIVERY_MODE_AND_ID, 2), "properties were changed"
+                assert flags == _DELIVERY_MODE_AND_ID, "properties were changed"
+                assert mode in (1, 2), "properties were changed"
                 self._message_id = payload[_ID_AT + 1 : _ID_AT + 1 + payload[_ID_AT]].decode()
             self._missing = size
             if not size:
@@ -223,11 +224,13 @@ class Link(asyncio.Protocol):
             self._calls.popleft()(method)
 
 
-def publish_frames(exchange: str, key: str, message_id: str, body: bytes) -> bytes:
-    """A persistent message with an id."""
+def publish_frames(
+    exchange: str, key: str, message_id: str, body: bytes, *, is_persistent: bool = True
+) -> bytes:
+    """A message with an id."""
     route = bytes((len(exchange),)) + exchange.encode() + bytes((len(key),)) + key.encode()
     method = frame(METHOD, CHANNEL, b"\x00\x3c\x00\x28\x00\x00" + route + b"\x00")
-    content = _CONTENT.pack(60, 0, len(body), _DELIVERY_MODE_AND_ID, 2)
+    content = _CONTENT.pack(60, 0, len(body), _DELIVERY_MODE_AND_ID, 2 if is_persistent else 1)
     raw_id = message_id.encode()
     parts = [method, frame(HEADER, CHANNEL, content + bytes((len(raw_id),)) + raw_id)]
     limit = FRAME_MAX - 8

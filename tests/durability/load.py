@@ -30,6 +30,8 @@ SIZES = (
     (0.001, MIB, MIB),
 )
 LONGEST_RUN = 40
+# Among persistent messages: who is told what of a run that holds both kinds?
+TRANSIENT_SHARE = 0.1
 EXCHANGE = "durability.fan"
 
 _SHARES = [share for share, _, _ in SIZES]
@@ -142,9 +144,17 @@ class Publisher:
             name = Name(self.number, self._next)
             self._next += 1
             size = self._size()
-            self._waiting[self._next_tag] = self._ledger.sent(name, size, route.queues)
+            is_persistent = self._sizes.random() >= TRANSIENT_SHARE
+            self._waiting[self._next_tag] = self._ledger.sent(
+                name, size, route.queues, is_persistent=is_persistent
+            )
             self._next_tag += 1
-            frames.append(publish_frames(route.exchange, route.key, str(name), body_of(name, size)))
+            body = body_of(name, size)
+            frames.append(
+                publish_frames(
+                    route.exchange, route.key, str(name), body, is_persistent=is_persistent
+                )
+            )
         self._last_run = count
         link.write(b"".join(frames))
 

@@ -42,6 +42,18 @@ async def test_confirm_before_commit_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_run_that_counts_as_kept_at_its_first_ack_is_noticed(tmp_path: Path) -> None:
+    target = LeveretTarget(tmp_path, sabotage="release_at_first_ack")
+    # Its commits take half a second: not all kills right after one, which brings most confirms.
+    trial = Trial(target, SEED, latest_kill_s=0.4)
+    # One in five or so falls between such a confirm and its commit; the first ends the trial.
+    await trial.run(40)
+    # A message that was confirmed is gone, or acks came undone that its confirm vouched for.
+    assert trial.ledger.kinds() & {"lost", "returned"}
+
+
+@pytest.mark.slow
 async def test_forgotten_acks_are_noticed(tmp_path: Path) -> None:
     trial = await run(LeveretTarget(tmp_path, sabotage="forget_acks"), 10)
     assert "returned" in trial.ledger.kinds()

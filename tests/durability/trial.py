@@ -59,8 +59,10 @@ class Round:
 
 
 class Trial:
-    def __init__(self, target: Target, seed: int) -> None:
+    def __init__(self, target: Target, seed: int, *, latest_kill_s: float = 0.02) -> None:
+        """``latest_kill_s``: how long after a confirm the broker is killed, at most."""
         self.target = target
+        self._latest_kill_s = latest_kill_s
         self.seed = seed
         self.topology = Topology()
         self.ledger = Ledger()
@@ -124,7 +126,8 @@ class Trial:
             (0, self._random.randint(1, 1_000), self._random.randint(1_000, 6_000))
         )
         return await self.load_until(
-            lambda: self.ledger.counts["confirmed"] >= confirmed, self._random.uniform(0, 0.02)
+            lambda: self.ledger.counts["confirmed"] >= confirmed,
+            self._random.uniform(0, self._latest_kill_s),
         )
 
     async def load_until(self, reached: Callable[[], bool], delay_s: float) -> int:

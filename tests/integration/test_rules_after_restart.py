@@ -331,7 +331,8 @@ async def test_what_was_to_expire_expires_after_a_kill(
 async def test_a_poison_message_dies_although_the_broker_did_before(
     tmp_path: Path, processes: list[BrokerProcess]
 ) -> None:
-    """The count is written when a message returns: a later confirm shows that it is on disk."""
+    """The count is written when a message returns: a later confirm
+    shows that it is on disk, if that later message is unacked."""
     for attempt in range(3):
         broker = await start(processes, tmp_path)
         async with await aio_pika.connect(broker.url) as connection:

@@ -15,6 +15,8 @@ import aio_pika
 import pytest
 
 from leveret.broker.admin.client import ask
+from leveret.storage.connections import open_read_only
+from leveret.storage.database import WAL_LIMIT_BYTES
 from tests.storage.data_folder import FILE, make_folder
 from tests.support.broker_process import running_broker
 
@@ -51,12 +53,28 @@ def backing_queue(data: Path) -> dict[str, Any]:
     return numbers
 
 
+def fill_wal(file: Path) -> None:
+    """Leave a WAL as long as there ever is one, as a broker does that is killed."""
+    with closing(open_read_only(file, is_in_use=True)) as last:
+        # Whoever is closed last and may write would copy the WAL into the file.
+        last.execute("SELECT count(*) FROM meta").fetchone()
+        with closing(sqlite3.connect(file, isolation_level=None)) as writer:
+            writer.execute("PRAGMA wal_autocheckpoint=0")
+            # A mark that means nothing where there is no expiry.
+            writer.execute("UPDATE message SET flags = 768 WHERE key < (3 << 40) | 500000")
+            writer.execute("UPDATE meta SET value = 0 WHERE name = 'clean'")
+    assert Path(f"{file}-wal").stat().st_size > WAL_LIMIT_BYTES
+
+
 @pytest.mark.timeout(60)
-async def test_a_start_reads_no_messages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+async def test_a_start_reads_no_messages(tmp_path: Path, is_killed: bool) -> None:
     count = MESSAGES
     data = make_folder(tmp_path / "data", BACKLOG.format(count=count, size=BODY_BYTES))
     with closing(sqlite3.connect(data / FILE)) as file:
         assert file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+    if is_killed:
+        fill_wal(data / FILE)
 
     began = time.monotonic()
     with running_broker(tmp_path) as process:
@@ -73,7 +91,7 @@ async def test_a_start_reads_no_messages(tmp_path: Path) -> None:
             queue = await channel.get_queue("backlog")
             message = await queue.get()
             assert message.body == b"0" * BODY_BYTES
-            assert (message.routing_key, message.redelivered) == ("backlog", False)
+            assert (message.routing_key, message.redelivered) == ("backlog", is_killed)
             await message.ack()
             # Read as far ahead as a consumer needs, not more.
             assert backing_queue(data)["delta"][1] > count * 0.5

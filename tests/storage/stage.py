@@ -60,7 +60,7 @@ async def _run(connection: InlineConnection, function: Callable[..., T], *argume
 @contextmanager
 def inline_threads() -> Iterator[None]:
     with (
-        mock.patch.object(database_module, "_connect", _connect),
+        mock.patch.object(database_module, "connect", _connect),
         mock.patch.object(database_module, "run_in_thread", _run),
     ):
         yield

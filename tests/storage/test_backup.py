@@ -22,6 +22,7 @@ from leveret.storage import backup as backup_module
 from leveret.storage import database as database_module
 from leveret.storage.backup import BackupError, Progress, back_up, back_up_folder, restore
 from leveret.storage.check import check_folder
+from leveret.storage.connections import PAGE_SIZE
 from leveret.storage.database import Database
 from leveret.storage.operations import Statement
 from leveret.storage.vhost_store import StoreSettings, VhostStore, file_stem
@@ -194,7 +195,7 @@ async def test_copy_goes_on_while_others_write(
         assert database.snapshots == 0
     done = [step.done_bytes for step in steps]
     assert done == sorted(set(done))
-    assert len(steps) == -(-steps[0].total_bytes // (10 * database_module.PAGE_SIZE))
+    assert len(steps) == -(-steps[0].total_bytes // (10 * PAGE_SIZE))
     assert [step for step in told if step.stage == "copy"] == steps
     assert told[-1].stage == "pack"
     assert told[-1].done_bytes == told[-1].total_bytes == steps[0].total_bytes

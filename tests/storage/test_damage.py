@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from leveret.storage import database as database_module
+from leveret.storage.connections import PAGE_SIZE
 from leveret.storage.damage import READ_TRIES, FileGone, is_lasting
 from leveret.storage.database import Database
 from leveret.storage.operations import Statement
@@ -95,6 +96,25 @@ async def test_damage_met_by_a_commit_ends_all_writing(watched: Watched) -> None
     await wait_until(lambda: not watched.database.is_busy)
     assert done == []
     assert len(watched.damages) == 1
+
+
+async def test_a_damaged_file_is_closed_as_it_is(watched: Watched) -> None:
+    """Its WAL is not copied into it: whoever wants to save what it holds may need both."""
+    await watched.fill()
+    path, done = watched.database.path, list[int]()
+    watched.insert(5000, done)
+    await watched.database.wait_committed()
+    with path.open("r+b") as file:
+        # All but the tables of tables.
+        file.seek(8 * PAGE_SIZE)
+        file.write(b"\xaa" * (path.stat().st_size - 8 * PAGE_SIZE))
+    reader = asyncio.create_task(watched.database.read_patiently(count))
+    await wait_until(lambda: watched.damages)
+    files = (path, Path(f"{path}-wal"))
+    before = [each.read_bytes() for each in files]
+    await watched.database.abandon()
+    await asyncio.wait([reader])
+    assert [each.read_bytes() for each in files] == before
 
 
 async def test_what_goes_to_a_deleted_file_is_not_confirmed(watched: Watched) -> None:

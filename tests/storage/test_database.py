@@ -17,6 +17,7 @@ import pytest
 from leveret.storage import commit as commit_module
 from leveret.storage import database as module
 from leveret.storage import operations as operations_module
+from leveret.storage.connections import PAGE_SIZE, run_in_thread
 from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
 from leveret.storage.operations import RangeDrop, Statement
@@ -78,14 +79,14 @@ async def test_aiosqlite_runs_a_function_in_its_thread(tmp_path: Path) -> None:
     connection = await aiosqlite.connect(tmp_path / "some.db", isolation_level=None)
     try:
         here = threading.get_ident()
-        there, raw, answer = await module.run_in_thread(
+        there, raw, answer = await run_in_thread(
             connection, lambda c, *a: (threading.get_ident(), c, a), 1, 2
         )
         assert there != here
         assert isinstance(raw, sqlite3.Connection)
         assert answer == (1, 2)
         with pytest.raises(ZeroDivisionError):
-            await module.run_in_thread(connection, lambda c: 1 // 0)
+            await run_in_thread(connection, lambda c: 1 // 0)
     finally:
         await connection.close()
 
@@ -103,7 +104,7 @@ async def test_the_schema_is_applied_once(tmp_path: Path) -> None:
     assert connection.execute("SELECT count(*) FROM message").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-    assert connection.execute("PRAGMA page_size").fetchone() == (module.PAGE_SIZE,)
+    assert connection.execute("PRAGMA page_size").fetchone() == (PAGE_SIZE,)
     connection.close()
 
 

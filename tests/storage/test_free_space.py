@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from leveret.broker.clock import VirtualClock
-from leveret.storage import database as database_module
 from leveret.storage import free_space as module
+from leveret.storage.connections import PAGE_SIZE
 from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
 from leveret.storage.queue_index import Counters, QueueIndex
@@ -179,7 +179,7 @@ async def test_commits_have_their_turn_between_steps(
     for _ in range(10):
         returned = numbers["returned_bytes"]
         await pass_time(database, clock, STEP_S)
-        assert numbers["returned_bytes"] - returned <= 4 * database_module.PAGE_SIZE, "one step"
+        assert numbers["returned_bytes"] - returned <= 4 * PAGE_SIZE, "one step"
         returned = numbers["returned_bytes"]
         await other.grow(MIB)
         assert numbers["returned_bytes"] == returned, "a pause"

@@ -431,6 +431,29 @@ def test_a_run_is_confirmed_by_acks_once_all_of_it_was_acked(show: Show) -> None
     assert show.queue.drain_confirmed() == [Confirm("port", 1, 3)]
 
 
+def test_acks_of_transient_messages_confirm_no_others(show: Show) -> None:
+    """A run may hold both kinds: nobody stands for the third message, which is not acked."""
+    run = [
+        message("1", persistent=True),
+        message("2", persistent=False),
+        message("3", persistent=True),
+    ]
+    given = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 3)))
+    show.stage.call(lambda: show.queue.ack(given[:2]))
+    assert show.queue.drain_confirmed() == []
+    show.stage.call(lambda: show.queue.ack(given[2:]))
+    assert show.queue.drain_confirmed() == [Confirm("port", 1, 3)]
+
+
+def test_acks_of_transient_messages_alone_confirm_nothing(show: Show) -> None:
+    run = [message("1", persistent=True), message("2", persistent=False)]
+    given = show.stage.call(lambda: show.queue.publish_delivered(run, Confirm("port", 1, 2)))
+    show.stage.call(lambda: show.queue.ack(given[1:]))
+    assert show.queue.drain_confirmed() == []
+    show.stage.settle()
+    assert show.queue.drain_confirmed() == [Confirm("port", 1, 2)]
+
+
 def test_acks_confirm_in_the_order_of_publishing(show: Show) -> None:
     first, second = (
         show.stage.call(

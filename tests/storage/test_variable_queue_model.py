@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from leveret.protocol.message import Message
+from leveret.storage import queue_index, queue_paging, queue_state, variable_queue
 from tests.storage.bench import Bench, message, variable
 from tests.storage.stage import Stage
 from tests.storage.test_backing_queue_model import BackingQueueModel, Slot
@@ -103,6 +104,11 @@ class VariableQueueModel(BackingQueueModel):
         self.stage.call(lambda: self.stage.queue.set_lazy(is_lazy=is_lazy))
 
     @rule()
+    def resume(self) -> None:
+        """A queue that turns lazy goes on with it."""
+        self.stage.call(self.stage.queue.resume)
+
+    @rule()
     def settle(self) -> None:
         """All that was asked for is on disk."""
         self.stage.settle()
@@ -186,9 +192,17 @@ class VariableQueueModel(BackingQueueModel):
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(40, id="short"), pytest.param(600, id="long", marks=pytest.mark.slow)]
+    "examples",
+    [
+        pytest.param(40, id="short"),
+        pytest.param(600, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
 )
-def test_behaves_like_a_list_over_restarts(examples: int) -> None:
+def test_behaves_like_a_list_over_restarts(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What takes several steps with thousands of messages is to do so with a few.
+    monkeypatch.setattr(queue_paging, "PAGING_STEP", 1)
+    for module in (queue_index, queue_state, variable_queue):
+        monkeypatch.setattr(module, "COMMIT_ROWS", 2)
     benches: list[Bench] = []
 
     def make_bench() -> Bench:

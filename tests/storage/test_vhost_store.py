@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from leveret.storage import operations
 from leveret.storage.backing_queue import LOADING
 from leveret.storage.queue_index import Counters
 from leveret.storage.variable_queue import VariableQueue
@@ -55,6 +56,35 @@ async def drained(queue: VariableQueue, woken: asyncio.Event) -> list[bytes]:
             assert isinstance(entries, list)
             bodies += [entry.message.body for entry in entries]
     return bodies
+
+
+async def test_a_queue_that_crashed_while_it_was_purged_starts_again_empty(
+    store: VhostStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is purged goes in many commits: until the last, its counters are too high."""
+    monkeypatch.setattr(operations, "DROP_ROWS", 10)
+
+    def make() -> VariableQueue:
+        return store.make_queue(
+            1,
+            Counters(),
+            lambda: None,
+            lambda cost: None,
+            lambda cost: None,
+            is_durable=True,
+            is_clean=False,
+            is_lazy=True,
+        )
+
+    crashed = make()
+    crashed.publish([message("old", persistent=True) for _ in range(100)], None)
+    await store.database.wait_committed()
+    assert crashed.purge() == 100
+    await store.wait_settled(1)
+    again = make()
+    assert len(again) == 0
+    again.publish([message("new", persistent=True)], None)
+    assert len(again) == 1
 
 
 async def test_ids_are_given_again_lowest_first(store: VhostStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
-from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal
+from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal, Template
 from leveret.broker.server import Broker
 from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.event_log.disk import Disk
@@ -52,14 +53,12 @@ async def journal(settings: Settings, clock: VirtualClock) -> AsyncIterator[Jour
 
 
 def write_lines(journal: Journal, count: int, *, size: int = 200) -> None:
-    """As the message log does: numbers taken at once, lines of one run together."""
-    first = journal.take_seq(count)
-    now_us = journal.now_us()
-    lines = []
-    for seq in range(first, first + count):
-        line = f'{{"ts":{now_us},"seq":{seq},"boot":"{journal.boot}","ev":"ack","queue":"'
-        lines.append(line + "q" * (size - len(line) - 3) + '"}\n')
-    journal.write("".join(lines).encode(), count)
+    """As the message log does, lines of one run together; each as long as was asked for."""
+    shared = b',"boot":"%b","ev":"ack","queue":"' % journal.boot.encode()
+    known = len(b'{"ts":%d,"seq":' % journal.now_us()) + len(shared) + len(b'","msg":0}\n') + 3
+    name = b"q" * (size - known)
+    template = Template((shared + name + b'","msg":', b"}\n"))
+    journal.lines(journal.now_us(), template, (array("q", [0] * count),), count)
 
 
 def publish_unless_shed(journal: Journal, count: int) -> None:

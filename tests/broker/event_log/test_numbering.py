@@ -106,6 +106,7 @@ async def test_a_sampled_message_is_told_from_beginning_to_end(settings: Setting
     # A confirm is told if it is for a message that is.
     confirmed = told.of("confirm")
     assert 0 < len(confirmed) <= len(numbers)
+    assert sum(event.n for event in confirmed) == len(numbers)
 
 
 async def test_numbers_last_over_a_restart(settings: Settings, clock: VirtualClock) -> None:
@@ -134,6 +135,19 @@ async def test_numbers_last_over_a_restart(settings: Settings, clock: VirtualClo
     assert [event.wait_us for event in after.of("get")] == [62_000_000, 62_000_000, 0]
     boots = {event.boot for event in before.events}, {event.boot for event in after.events}
     assert boots[0].isdisjoint(boots[1])
+
+
+async def test_a_clock_that_was_set_back_between_two_starts(settings: Settings) -> None:
+    numbers = []
+    for clock in (VirtualClock(start=2_000_000_000.0), VirtualClock(start=1_900_000_000.0)):
+        async with Telling(settings, clock) as told, await aio_pika.connect(told.url) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue("q")
+            for _ in range(3):
+                await channel.default_exchange.publish(Message(b""), "q")
+        numbers += [event.msg for event in told.of("publish")]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 6
 
 
 async def test_what_was_not_told_stays_untold(settings: Settings) -> None:

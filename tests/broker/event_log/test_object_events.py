@@ -232,10 +232,10 @@ async def test_alarms_block_and_unblock(
     client = await RawClient.open(broker.port)
     broker.alarms.set("the test says so", "memory")
     await client.send(publish(1, "nowhere", b""))
-    await wait_until(lambda: readers(broker)[0]._is_blocked)
+    await wait_until(lambda: readers(broker)[0]._blocking.is_blocked)
     clock.advance(3)
     broker.alarms.clear("the test says so")
-    await wait_until(lambda: not readers(broker)[0]._is_blocked)
+    await wait_until(lambda: not readers(broker)[0]._blocking.is_blocked)
     await client.say_goodbye()
     await wait_until(lambda: not readers(broker))
     client.close()
@@ -348,6 +348,63 @@ async def test_administration_is_audited(broker: Broker, folder: Path) -> None:
     policy = next(event for event in audits if event.reason == "policy.set")
     assert policy.attrs["definition"] == '{"max-length":5}'
     assert not any("secret-word" in str(event) for event in audits)
+
+
+async def test_what_goes_with_a_virtual_host(broker: Broker, folder: Path) -> None:
+    await broker.add_vhost("shop")
+    async with await aio_pika.connect(broker.url[:-3] + "shop") as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("orders", durable=True)
+        exchange = await channel.declare_exchange("all", ExchangeType.FANOUT)
+        await queue.bind(exchange, "key")
+        for _ in range(3):
+            await exchange.publish(aio_pika.Message(b""), "")
+        await broker.delete_vhost("shop")
+    await broker.stop()
+    events = [event for event in end(folder) if event.vhost == "shop"]
+    deleted = only(events, "queue_delete")
+    assert (deleted.queue, deleted.n, deleted.reason) == ("orders", 3, "vhost_deleted")
+    assert only(events, "exchange_delete").exchange == "all"
+    assert only(events, "unbind").queue == "orders"
+
+
+async def test_who_deleted_a_queue_and_what_was_in_it(broker: Broker, folder: Path) -> None:
+    async with await aio_pika.connect(broker.url) as connection:
+        await connection.channel()
+        channel = await connection.channel()
+        queue = await channel.declare_queue("q")
+        for _ in range(2):
+            await channel.default_exchange.publish(aio_pika.Message(b""), "q")
+        await queue.delete(if_unused=False, if_empty=False)
+        await (await channel.declare_queue("empty")).delete()
+    await broker.stop()
+    deleted = of_kind(end(folder), "queue_delete")
+    assert [(event.queue, event.n, event.reason) for event in deleted] == [
+        ("q", 2, ""),
+        ("empty", 0, ""),
+    ]
+    assert {(event.user, event.conn, event.ch) for event in deleted} == {("guest", 1, 2)}
+
+
+async def test_what_a_start_brings_back(settings: Settings, folder: Path) -> None:
+    """Durable queues with what is on disk of them."""
+    async with Broker(settings) as first, await aio_pika.connect(first.url) as connection:
+        channel = await connection.channel()
+        priorities: FieldTable = {"x-max-priority": 3}
+        await channel.declare_queue("kept", durable=True)
+        await channel.declare_queue("sorted", durable=True, arguments=priorities)
+        await channel.declare_queue("gone")
+        for name in ("kept", "sorted", "gone"):
+            for mode in (1, 2, 2):
+                message = aio_pika.Message(b"", delivery_mode=mode, priority=mode)
+                await channel.default_exchange.publish(message, name)
+    async with Broker(settings) as second:
+        assert second.event_log is not None
+        boot = second.event_log.boot
+    events = [event for event in read_events(folder) if event.boot == boot]
+    declared = {event.queue: event for event in of_kind(events, "queue_declare")}
+    assert {name: event.depth for name, event in declared.items()} == {"kept": 2, "sorted": 2}
+    assert {event.reason for event in declared.values()} == {"recovered"}
 
 
 async def test_names_that_are_no_utf8(broker: Broker, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import aio_pika
@@ -12,8 +13,14 @@ from pamqp import commands
 
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
-from leveret.protocol.codec import make
+from leveret.broker.event_log.journal import Journal
+from leveret.broker.event_log.messages import MessageLog
+from leveret.broker.queues import commands as c
+from leveret.protocol.codec import Properties, make, write_properties
+from leveret.protocol.lines import ID_BITS
+from tests.broker.event_log.reading import read_events
 from tests.broker.event_log.telling import Telling
+from tests.broker.queues.town import Town, letter
 from tests.support.raw_client import RawClient, publish
 from tests.support.waiting import wait_until
 
@@ -74,6 +81,73 @@ async def test_expiry(
         assert told.kinds("confirm")[:3] == ["publish", "expire", "dead_letter"]
     else:
         assert told.kinds("confirm") == ["publish", "expire"]
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+async def test_expiry_of_messages_that_are_on_disk(
+    settings: Settings, clock: VirtualClock, dead_letters: bool
+) -> None:
+    """They are read so that they can be told; from anywhere in the queue."""
+    arguments: dict[str, Any] = {
+        "x-queue-mode": "lazy",
+        "x-message-ttl-exact": True,
+        **(DEAD if dead_letters else {}),
+    }
+    async with Telling(settings, clock) as told, await RawClient.open(told.broker.port) as client:
+        connection = await aio_pika.connect(told.url)
+        channel = await connection.channel()
+        await declare_graveyard(channel)
+        await channel.declare_queue("q", durable=True, arguments=arguments)
+        mortal = write_properties(Properties(delivery_mode=2, expiration=str(TTL_MS)))
+        await client.send((publish(1, "q", b"x" * 9, header=mortal) + publish(1, "q", b"")) * 30)
+        await wait_until(lambda: ready(told, "q") == 60)
+        await wait_until(lambda: statistics(told, "q")["backing_queue"]["messages_ready_ram"] == 0)
+        clock.advance(TTL_MS / 1000)
+        await wait_until(lambda: ready(told, "q") == 30)
+        if dead_letters:
+            await wait_until(lambda: ready(told, "dead") == 30)
+        else:
+            await wait_until(lambda: statistics(told, "q")["backing_queue"]["pending_acks"] == 0)
+        await connection.close()
+    mortals = [event.msg for event in told.of("publish") if event.size]
+    expired = told.of("expire")
+    assert [event.msg for event in expired] == mortals
+    assert {(event.queue, event.size, event.wait_us) for event in expired} == {
+        ("q", 9, TTL_MS * 1000)
+    }
+    died = told.of("dead_letter")
+    assert [event.msg for event in died] == (mortals if dead_letters else [])
+    assert not told.of("drop")
+
+
+async def test_a_dead_letter_that_is_tried_again_is_told_once(
+    settings: Settings, clock: VirtualClock
+) -> None:
+    """One of its targets is gone before the commit: another unit is begun without it."""
+    journal = Journal(replace(settings, event_log="all"), clock)
+    await journal.start()
+    async with Town(clock) as town:
+        town.message_log = MessageLog(journal)
+        town.add("q", message_ttl_ms=TTL_MS, dead_letter_exchange="amq.fanout")
+        for name in ("gone", "there"):
+            town.topology.bind("amq.fanout", town.add(name).name, "", {})
+        told = letter(b"abc")
+        told.log_id = journal.now_us() << ID_BITS
+        await town.publish("q", told)
+        town.is_holding = True
+        await town.pass_time(TTL_MS)
+        town.topology.queues["gone"].mailbox.put_urgent(c.DeleteNow())
+        await town.rest()
+        await town.commit_held()
+        assert town.count("there") == 0
+        await town.commit_held()
+        (copy,) = await town.take_all("there")
+    await journal.stop()
+    events = read_events(settings.data / "events")
+    assert [event.ev for event in events[1:-1]] == ["expire", "dead_letter", "enqueue", "enqueue"]
+    # Its life goes on under the same number.
+    assert {event.msg for event in events[1:-1]} == {told.log_id} == {copy.log_id}
+    assert copy.stamp_us
 
 
 async def test_no_time_at_all(settings: Settings) -> None:
@@ -197,6 +271,7 @@ async def test_purge(settings: Settings) -> None:
         await queue.purge()
     purged = told.only("purge")
     assert (purged.vhost, purged.queue, purged.n, purged.depth) == ("/", "q", 3, 0)
+    assert (purged.user, purged.conn, purged.ch) == ("guest", 1, 1)
 
 
 async def test_a_queue_that_is_deleted(settings: Settings) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from leveret.broker.event_log.compression import EventLogError, load_zstd
+from leveret.broker.event_log import segments as segments_module
+from leveret.broker.event_log.compression import EventLogError, compress_file, load_zstd
 from leveret.broker.event_log.segments import Segments, SegmentSettings
 from tests.broker.event_log.reading import hidden, read, sealed
 
@@ -49,6 +50,25 @@ def test_a_segment_is_hidden_until_it_is_sealed(make: Make, tmp_path: Path) -> N
     assert names(hidden(tmp_path)) == ["date=2023-11-14/_open-b1-000001.jsonl"]
     segments.seal(NOW_US)
     assert names(sealed(tmp_path)) == ["date=2023-11-14/b1-000001.jsonl"]
+    assert hidden(tmp_path) == []
+    assert read(sealed(tmp_path)[0]) == b"one\n"
+
+
+def test_what_another_broker_is_compressing_is_left_to_it(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both share a folder: one starts while the other seals."""
+    pytest.importorskip("backports.zstd")
+    working = make("b1", is_compressed=True)
+    working.write(b"one\n", NOW_US, NOW_US)
+
+    def compress_and_start(source: Path, target: Path) -> None:
+        compress_file(source, target)
+        make("b2", is_compressed=True).recover(NOW_US)
+
+    monkeypatch.setattr(segments_module, "compress_file", compress_and_start)
+    working.seal(NOW_US)
+    assert names(sealed(tmp_path)) == ["date=2023-11-14/b1-000001.jsonl.zst"]
     assert hidden(tmp_path) == []
     assert read(sealed(tmp_path)[0]) == b"one\n"
 

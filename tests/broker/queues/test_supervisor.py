@@ -106,7 +106,7 @@ class Bench:
             raise RuntimeError("cannot be built")
         return Fragile(wake)
 
-    async def _before_restart(self) -> None:
+    async def _before_restart(self, queue: Queue) -> None:
         await self.is_ready_to_restart.wait()
 
     def start(self, name: str) -> Queue:

@@ -54,7 +54,7 @@ def test_task_that_never_succeeds_runs_out_of_retries(rpc: Celery) -> None:
 
 
 def test_eta_is_kept_while_other_tasks_pass(rpc: Celery) -> None:
-    eta = datetime.now(UTC) + timedelta(seconds=1)
+    eta = datetime.now(UTC) + timedelta(seconds=3)
     # More than the prefetch: the worker must raise it, or the scheduled tasks fill it up.
     scheduled = [rpc.send_task("started_at", eta=eta) for _ in range(4)]
     at_once = rpc.send_task("started_at").get(timeout=DEADLINE_S)
