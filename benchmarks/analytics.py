@@ -28,7 +28,7 @@ from leveret.spark_jobs.generator import Plan, generate
 from leveret.spark_jobs.ingest import forget, ingest
 from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.base import Inputs, Options
-from leveret.spark_jobs.jobs.lifecycle import lifecycle
+from leveret.spark_jobs.jobs.lifecycle import acked
 from leveret.spark_jobs.jobs.queue_latency import end_to_end, waits
 from leveret.spark_jobs.lake import Lake, Selection, read_events, read_quarantine
 from leveret.spark_jobs.schema import EVENT
@@ -113,7 +113,7 @@ def measure(spark: SparkSession, folder: Path, events: int, *, everything: bool)
         ("waits, JSON lines", lambda: waits(from_lines, WHOLE), WAITS.format(source=lines)),
         (
             "publish to ack",
-            lambda: end_to_end(lifecycle(from_lake), WHOLE),
+            lambda: end_to_end(acked(from_lake), WHOLE),
             JOIN.format(source=parquet),
         ),
     )

@@ -25,7 +25,7 @@ from pathlib import Path
 import uvloop
 
 from leveret.protocol.twin import Message
-from leveret.storage import database as database_module
+from leveret.storage import connections as connections_module
 from leveret.storage.backing_queue import LOADING, Confirm
 from leveret.storage.database import Database
 from leveret.storage.message_store import MessageStore
@@ -148,8 +148,8 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, help="of the SQLite file")
     options = parser.parse_args()
     if options.page_size:
-        database_module.PAGE_SIZE = options.page_size
-    print(f"page size {database_module.PAGE_SIZE}, {options.count} messages")
+        connections_module.PAGE_SIZE = options.page_size
+    print(f"page size {connections_module.PAGE_SIZE}, {options.count} messages")
     for size in map(int, options.bodies.split(",")):
         print(f"{size} byte bodies")
         for name, (rate, cpu) in uvloop.run(measure(size, options.count)).items():

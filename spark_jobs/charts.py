@@ -7,6 +7,7 @@ stays text, so that it takes the page's font and can be searched.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,11 +15,12 @@ from typing import Any, Final, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from leveret.spark_jobs.findings import Answers
+from leveret.spark_jobs.scope import Scope
 
 _WIDTH: Final = 9.0
 _HEIGHT: Final = 2.6
@@ -26,6 +28,13 @@ _SERIES: Final = 6
 # A series this many times below the highest is not drawn on the same scale.
 _LOW: Final = 200
 _BARS: Final = 12
+# How a time axis names its moments, by the length of the log in seconds.
+_TIMES: Final = (
+    (2 * 3600, "%H:%M:%S"),
+    (24 * 3600, "%H:%M"),
+    (10 * 86_400, "%m-%d %H:%M"),
+    (math.inf, "%Y-%m-%d"),
+)
 _FLOW: Final = ("publish", "deliver", "ack")
 # Distinguishable also for those who see colours differently (Okabe and Ito).
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
@@ -51,7 +60,7 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
-def draw(answers: Answers) -> Iterator[tuple[str, str]]:
+def draw(answers: Answers, scope: Scope) -> Iterator[tuple[str, str]]:
     """Titles and SVG texts of the charts that there is something to show in.
 
     A painter returns the height that its chart needs, in inches; 0 if it has nothing to show.
@@ -60,19 +69,19 @@ def draw(answers: Answers) -> Iterator[tuple[str, str]]:
         with mpl.rc_context(_STYLE):
             figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
             axes = figure.add_subplot()
-            height = paint(axes, answers)
+            height = paint(axes, answers, scope)
             if height:
                 figure.set_figheight(height)
                 yield title, _svg(figure)
 
 
-def _rates(axes: Axes, answers: Answers) -> float:
+def _rates(axes: Axes, answers: Answers, scope: Scope) -> float:
     series: dict[str, dict[datetime, float]] = {}
     for row in answers["throughput"]:
         if row["ev"] in _FLOW:
             values = series.setdefault(row["ev"], {})
             at = _moment(row["window"])
-            values[at] = values.get(at, 0.0) + row["per_s"]
+            values[at] = values.get(at, 0.0) + scope.estimate(row["per_s"])
     # The last window is mostly not whole: it would look as if all came to a halt.
     last = max((at for values in series.values() for at in values), default=None)
     drawn = {
@@ -82,14 +91,14 @@ def _rates(axes: Axes, answers: Answers) -> float:
     return _lines(axes, [(name, drawn[name]) for name in _FLOW if name in drawn], "per second")
 
 
-def _waits(axes: Axes, answers: Answers) -> float:
+def _waits(axes: Axes, answers: Answers, scope: Scope) -> float:
     height = _lines(axes, _by_queue(answers["queue_latency"], "wait_p99_ms"), "ms", scale="log")
     if height:
         axes.yaxis.set_major_formatter(FuncFormatter(_plain))
     return height
 
 
-def _depths(axes: Axes, answers: Answers) -> float:
+def _depths(axes: Axes, answers: Answers, scope: Scope) -> float:
     series = _by_queue(answers["backlog"], "depth")
     # Beside a queue of thousands, those in which a message waits now and then are a line at zero.
     highest = max((max(values.values()) for _, values in series), default=0.0)
@@ -97,7 +106,7 @@ def _depths(axes: Axes, answers: Answers) -> float:
     return _lines(axes, high, "messages ready")
 
 
-def _holders(axes: Axes, answers: Answers) -> float:
+def _holders(axes: Axes, answers: Answers, scope: Scope) -> float:
     rows = [row for row in answers["slow_consumers"] if row["hold_p99_ms"]]
     rows = sorted(rows, key=lambda row: row["hold_p99_ms"])[-_BARS:]
     names = [f"{row['vhost']}/{row['queue']}: {row['ctag']}" for row in rows]
@@ -108,19 +117,20 @@ def _holders(axes: Axes, answers: Answers) -> float:
     return 0.9 + 0.22 * len(rows) if rows else 0.0
 
 
-def _tenants(axes: Axes, answers: Answers) -> float:
+def _tenants(axes: Axes, answers: Answers, scope: Scope) -> float:
     rows = [row for row in answers["usage"] if row["share"]]
     rows = sorted(rows, key=lambda row: row["share"])[-_BARS:]
     names = [f"{row['vhost']}: {row['user']}" for row in rows]
-    came = [row["bytes_in"] / 1e6 for row in rows]
+    came = [scope.estimate(row["bytes_in"]) / 1e6 for row in rows]
+    went = [scope.estimate(row["bytes_out"]) / 1e6 for row in rows]
     axes.barh(names, came, color=_COLOURS[0], height=0.7)
-    axes.barh(names, [row["bytes_out"] / 1e6 for row in rows], left=came, color=_COLOURS[5])
+    axes.barh(names, went, left=came, color=_COLOURS[5], height=0.7)
     axes.legend(["in", "out"], loc="lower right")
     _finish_bars(axes, "MB")
     return 0.9 + 0.22 * len(rows) if rows else 0.0
 
 
-_CHARTS: Final[tuple[tuple[str, Callable[[Axes, Answers], float]], ...]] = (
+_CHARTS: Final[tuple[tuple[str, Callable[[Axes, Answers, Scope], float]], ...]] = (
     ("Messages a second", _rates),
     ("Waiting in the queue, p99", _waits),
     ("Messages that wait", _depths),
@@ -154,18 +164,20 @@ def _lines(
         # A logarithm has no place for zeros alone.
         scale = "linear"
     for (name, values), colour in zip(series, _COLOURS, strict=False):
-        moments = sorted(values)
         # matplotlib takes datetimes; its types do not say so.
-        xs: Any = moments
-        axes.plot(xs, [values[at] for at in moments], label=name, color=colour, linewidth=1.6)
-    locator = AutoDateLocator(minticks=5, maxticks=12)  # type: ignore[no-untyped-call]
-    formatter = ConciseDateFormatter(locator, show_offset=False)  # type: ignore[no-untyped-call]
+        xs: Any = sorted(values)
+        axes.plot(xs, [values[at] for at in xs], label=name, color=colour, linewidth=1.6)
+    moments = [at for _, values in series for at in values]
+    length_s = (max(moments) - min(moments)).total_seconds()
+    locator = AutoDateLocator(minticks=4, maxticks=8)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(formatter)
+    shape = next(shape for up_to, shape in _TIMES if length_s < up_to)
+    axes.xaxis.set_major_formatter(DateFormatter(shape))  # type: ignore[no-untyped-call]
     axes.set_ylabel(unit)
     axes.set_yscale(scale)
     if scale == "linear":
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.margins(x=0.01)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _HEIGHT

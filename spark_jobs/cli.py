@@ -51,6 +51,10 @@ _FOR_LITTLE_DATA: Final = (
 )
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+# What is beyond these means nothing here, and does not fit the numbers that Spark counts in.
+_LONGEST_S: Final = 36_525 * 86_400
+_END_US: Final = 253_402_300_800_000_000
+_MOST: Final = 1_000_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,9 +76,16 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     ingest = _command(commands, "ingest", "take sealed segments of the log into the lake")
-    ingest.add_argument("--log", required=True, metavar="DIR", help="where the broker writes it")
+    ingest.add_argument(
+        "--log", type=_folder, required=True, metavar="DIR", help="where the broker writes it"
+    )
     ingest.add_argument(
         "--rebuild", action="store_true", help="empty the lake of events and take in everything"
+    )
+    ingest.add_argument(
+        "--accept-gone",
+        action="store_true",
+        help="go on without segments that were deleted before they were taken in",
     )
     ingest.add_argument(
         "--batch-files", type=_positive, metavar="N", help="segments that are taken in at a time"
@@ -90,17 +101,21 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         default="table",
         help="table, csv and json are printed; answers are kept in the lake as Parquet in any case",
     )
-    run.add_argument("--output", metavar="DIR", help="write DIR/JOB.csv and so on instead")
+    run.add_argument(
+        "--output", type=_folder, metavar="DIR", help="write DIR/JOB.csv and so on instead"
+    )
     run.add_argument("--limit", type=_positive, default=20, help="rows of a table (20)")
 
     everything = _command(commands, "all", "take in the log, if --log is given; run every job")
-    everything.add_argument("--log", metavar="DIR", help="where the broker writes it")
+    everything.add_argument("--log", type=_folder, metavar="DIR", help="where the broker writes it")
     _add_selection(everything)
     _add_tuning(everything)
 
     report = _command(commands, "report", "write a report for people, findings first")
-    report.add_argument("--log", metavar="DIR", help="take in this log first")
-    report.add_argument("--output", default="report.html", metavar="FILE", help="(report.html)")
+    report.add_argument("--log", type=_folder, metavar="DIR", help="take in this log first")
+    report.add_argument(
+        "--output", type=_folder, default="report.html", metavar="FILE", help="(report.html)"
+    )
     report.add_argument("--pdf", action="store_true", help="also as PDF, where a browser is there")
     _add_selection(report)
     _add_tuning(report)
@@ -120,7 +135,9 @@ def _add_tail(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     tail = commands.add_parser(
         "tail", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
     )
-    tail.add_argument("--log", required=True, metavar="DIR", help="where the broker writes it")
+    tail.add_argument(
+        "--log", type=_folder, required=True, metavar="DIR", help="where the broker writes it"
+    )
     tail.add_argument(
         "--window", type=seconds, default=10, metavar="LENGTH", help="what figures are for (10s)"
     )
@@ -153,7 +170,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--seconds", type=_demo_seconds, default=30, metavar="N", help="how long to load it (30)"
     )
     demo.add_argument(
-        "--folder", metavar="DIR", help="a new folder for all of it (a temporary one)"
+        "--folder", type=_folder, metavar="DIR", help="a new folder for all of it (a temporary one)"
     )
     demo.add_argument(
         "--no-open", dest="open", action="store_false", help="do not open the report in a browser"
@@ -172,7 +189,9 @@ def _command(
     parser = commands.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
     )
-    parser.add_argument("--lake", default="lake", metavar="DIR", help="events and answers (lake)")
+    parser.add_argument(
+        "--lake", type=_folder, default="lake", metavar="DIR", help="events and answers (lake)"
+    )
     _add_session(parser)
     parser.set_defaults(run=_runner(name), command=name)
     return parser
@@ -257,14 +276,21 @@ def moment(text: str) -> int:
             ) from None
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
-    return round(time.timestamp() * 1_000_000)
+    micros = round(time.timestamp() * 1_000_000)
+    # Its zone may put it out of the calendar, and before 1970 there were no events.
+    if not 0 <= micros < _END_US:
+        raise argparse.ArgumentTypeError(f"'{text}' is out of reach: from 1970 to 9999 it may be")
+    return micros
 
 
 def seconds(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([smhd])", text)
+    match = re.fullmatch(r"(\d{1,12})([smhd])", text)
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is no length of time: write 10s, 5m, 1h or 1d")
-    return int(match[1]) * _UNITS_S[match[2]]
+    length = int(match[1]) * _UNITS_S[match[2]]
+    if length > _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"'{text}' is longer than a hundred years")
+    return length
 
 
 def _rules(path: str) -> list[Rule]:
@@ -279,9 +305,16 @@ def _rules(path: str) -> list[Rule]:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
+    if not re.fullmatch(r"\d{1,12}", text) or not 0 < int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 to {_MOST:,}")
     return int(text)
+
+
+def _folder(text: str) -> str:
+    # As an unset variable of a shell gives it; paths would begin at the root.
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
 
 
 def _demo_seconds(text: str) -> int:
@@ -294,7 +327,7 @@ def _demo_seconds(text: str) -> int:
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
-    if not equals:
+    if not equals or not key:
         raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
     return key, value
 

@@ -10,12 +10,11 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TextIO
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,11 +22,12 @@ from leveret.spark_jobs import demo, report, table, tail
 from leveret.spark_jobs.amqp_link import LinkError
 from leveret.spark_jobs.cli import fail
 from leveret.spark_jobs.demo_actors import DemoError
-from leveret.spark_jobs.ingest import FILES_PER_BATCH, Ingested, forget, ingest
+from leveret.spark_jobs.ingest import FILES_PER_BATCH, Ingested, ingest
 from leveret.spark_jobs.java import NoJava
 from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.base import Inputs, Options
 from leveret.spark_jobs.lake import Lake, LakeError, Selection
+from leveret.spark_jobs.progress import progress
 from leveret.spark_jobs.runner import keep, open_inputs
 from leveret.spark_jobs.session import build_session
 
@@ -38,7 +38,7 @@ INTERRUPTED: Final = 130
 def run(options: argparse.Namespace) -> int:
     """Run the command that was asked for; returns the exit status."""
     try:
-        with _progress("starting Spark"):
+        with progress("starting Spark"):
             spark = build_session(options.command, master=options.master, conf=dict(options.conf))
         try:
             return execute(spark, options)
@@ -52,6 +52,9 @@ def run(options: argparse.Namespace) -> int:
     except PySparkException as error:
         # The first lines say it; what follows is a trace through the JVM.
         return fail("Spark: " + str(error).strip().split("\n\n")[0])
+    except Py4JJavaError as error:
+        # As of a file system that cannot be reached, or may not be written to.
+        return fail("Spark: " + str(error.java_exception.toString()).split("\n")[0])
 
 
 def execute(spark: SparkSession, options: argparse.Namespace) -> int:
@@ -60,10 +63,14 @@ def execute(spark: SparkSession, options: argparse.Namespace) -> int:
 
 
 def _ingest(spark: SparkSession, options: argparse.Namespace) -> int:
-    lake = Lake(options.lake)
-    if options.rebuild:
-        forget(spark, lake)
-    _take_in(spark, options.log, lake, options.batch_files or FILES_PER_BATCH)
+    _take_in(
+        spark,
+        options.log,
+        Lake(options.lake),
+        files_per_batch=options.batch_files or FILES_PER_BATCH,
+        rebuild=options.rebuild,
+        accept_gone=options.accept_gone,
+    )
     return 0
 
 
@@ -72,7 +79,7 @@ def _run(spark: SparkSession, options: argparse.Namespace) -> int:
     inputs = _inputs(spark, lake, options)
     for number, name in enumerate(options.jobs, 1):
         job = JOBS[name]
-        with _progress(f"{number}/{len(options.jobs)} {name}"):
+        with progress(f"{number}/{len(options.jobs)} {name}", spark):
             answer = keep(spark, job, inputs, lake)
         if options.output is not None:
             _write_file(answer, name, options)
@@ -88,12 +95,12 @@ def _run(spark: SparkSession, options: argparse.Namespace) -> int:
 def _all(spark: SparkSession, options: argparse.Namespace) -> int:
     lake = Lake(options.lake)
     if options.log is not None:
-        _take_in(spark, options.log, lake, FILES_PER_BATCH)
+        _take_in(spark, options.log, lake)
     inputs = _inputs(spark, lake, options)
     rows = []
     for number, (name, job) in enumerate(JOBS.items(), 1):
         started = time.monotonic()
-        with _progress(f"{number}/{len(JOBS)} {name}"):
+        with progress(f"{number}/{len(JOBS)} {name}", spark):
             count = keep(spark, job, inputs, lake).count()
         rows.append((name, count, time.monotonic() - started, lake.result(job.layer, name)))
     table.write_table(("job", "rows", "seconds", "in"), rows, sys.stdout, limit=len(rows))
@@ -103,13 +110,14 @@ def _all(spark: SparkSession, options: argparse.Namespace) -> int:
 def _report(spark: SparkSession, options: argparse.Namespace) -> int:
     lake = Lake(options.lake)
     if options.log is not None:
-        _take_in(spark, options.log, lake, FILES_PER_BATCH)
+        _take_in(spark, options.log, lake)
     inputs = _inputs(spark, lake, options)
     target = Path(options.output)
-    with _progress("report"):
+    with progress("report", spark) as shown:
         written = report.write(
-            spark, inputs, lake, target, on_job=lambda name: _show(f"report: {name} …")
+            spark, inputs, lake, target, on_job=lambda name: shown.say(f"report: {name}")
         )
+    print(written.scope.words())
     for finding in written.findings:
         print(f"{finding.severity}: {finding.text}")
     if not written.findings:
@@ -131,7 +139,7 @@ def _demo(spark: SparkSession, options: argparse.Namespace) -> int:
     _report(spark, options)
     lake = Lake(options.lake)
     # The one job that is not in the report.
-    with _progress("lifecycle"):
+    with progress("lifecycle", spark):
         keep(spark, JOBS["lifecycle"], _inputs(spark, lake, options), lake)
     if options.open and demo.show_page(Path(options.output), os.environ):
         print("it is open in your browser")
@@ -161,34 +169,37 @@ def _inputs(spark: SparkSession, lake: Lake, options: argparse.Namespace) -> Inp
     return open_inputs(spark, lake, selection, tuning, auto_window=options.window is None)
 
 
-def _take_in(spark: SparkSession, log: str, lake: Lake, files_per_batch: int) -> None:
+def _take_in(
+    spark: SparkSession,
+    log: str,
+    lake: Lake,
+    *,
+    files_per_batch: int = FILES_PER_BATCH,
+    rebuild: bool = False,
+    accept_gone: bool = False,
+) -> None:
     started = time.monotonic()
 
-    def show(so_far: Ingested) -> None:
-        _show(f"batch {so_far.batches}: {so_far.events:,} events")
+    with progress(f"taking in {log}", spark) as shown:
 
-    with _progress(f"taking in {log}"):
-        done = ingest(spark, log, lake, files_per_batch=files_per_batch, on_batch=show)
+        def show(so_far: Ingested) -> None:
+            shown.say(f"taking in {log}: {so_far.events:,} events in, batch {so_far.batches + 1}")
+
+        done = ingest(
+            spark,
+            log,
+            lake,
+            files_per_batch=files_per_batch,
+            rebuild=rebuild,
+            accept_gone=accept_gone,
+            on_batch=show,
+        )
     text = f"{done.events:,} events taken in from {log} in {time.monotonic() - started:.1f} s"
     if done.malformed:
         text += f"; {done.malformed:,} malformed lines are in {lake.quarantine}"
+    if done.gone:
+        text += f"; {done.gone:,} segments were deleted before they were read"
     print(text if done.batches else f"nothing new in {log}")
-
-
-@contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """Shows on a terminal what takes its time."""
-    _show(f"{text} …")
-    try:
-        yield
-    finally:
-        _show("")
-
-
-def _show(text: str) -> None:
-    """In place of what was shown before; on a terminal only."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _write_file(answer: DataFrame, name: str, options: argparse.Namespace) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final
+
+from leveret.spark_jobs.scope import Scope, spoken
 
 Rows = Sequence[Mapping[str, Any]]
 Answers = Mapping[str, Rows]
@@ -22,6 +23,8 @@ PROBLEM: Final = "problem"
 WARNING: Final = "warning"
 NOTE: Final = "note"
 _SEVERITIES: Final = (PROBLEM, WARNING, NOTE)
+# Sampling takes up to 16 neighbours together: fewer than this are few groups, uneven by chance.
+_MANY_SAMPLED: Final = 1600
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +35,37 @@ class Finding:
     text: str
 
 
-def find(answers: Answers, span_s: float) -> list[Finding]:
+def find(answers: Answers, scope: Scope) -> list[Finding]:
     """All findings, the gravest first."""
-    found = [finding for rule in _RULES for finding in rule(answers, span_s)]
+    found = [finding for rule in _RULES for finding in rule(answers, scope)]
     return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
 
 
-def _slow_consumers(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _slow_consumers(answers: Answers, scope: Scope) -> Iterator[Finding]:
     for row in answers["slow_consumers"]:
         times = row["times_others"] or 0.0
         if row["answers"] >= 20 and times >= 5 and row["hold_p50_ms"] >= 20:
             yield Finding(
                 PROBLEM,
                 "slow_consumers",
-                f"{_queue(row)}: consumer {row['ctag']} (user {row['user']}, connection "
-                f"{row['conn']}) holds messages {times:.0f} times as long as the others: "
+                f"{_queue(row)}: consumer {row['ctag']} {_client(row, scope)} "
+                f"holds messages {times:.0f} times as long as the others: "
                 f"{for_ms(row['hold_p50_ms'])} at the median, {for_ms(row['hold_p99_ms'])} at p99. "
-                f"It has {_percent(row['hold_share'])} of all the time that messages were held.",
+                f"It has {share_of(row['hold_share'])} of all the time that messages were held.",
             )
         elif row["unacked"] >= 1000 and row["unacked"] >= 0.5 * row["deliveries"]:
             yield Finding(
                 WARNING,
                 "slow_consumers",
-                f"{_queue(row)}: consumer {row['ctag']} (user {row['user']}) was given "
-                f"{row['deliveries']:,} messages and has not answered {row['unacked']:,} of them.",
+                f"{_queue(row)}: consumer {row['ctag']} {_client(row, scope)} was given "
+                f"{scope.count(row['deliveries'], 'message')} and has not answered "
+                f"{scope.figure(row['unacked'])} of them.",
             )
 
 
-def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
-    for _, group in groupby(answers["poison"], key=lambda row: (row["vhost"], row["queue"])):
+def _poison(answers: Answers, scope: Scope) -> Iterator[Finding]:
+    by_queue = sorted(answers["poison"], key=lambda row: (*_place(row), -row["deliveries"]))
+    for _, group in groupby(by_queue, _place):
         rows = list(group)
         for row in rows[:5]:
             within = row["last_at"] - row["first_at"]
@@ -73,25 +78,25 @@ def _poison(answers: Answers, span_s: float) -> Iterator[Finding]:
                 PROBLEM,
                 "poison",
                 f"{_queue(row)}: message {row['msg']} was delivered {row['deliveries']} times to "
-                f"{_count(row['consumers'], 'consumer')} from {_time(row['first_at'])} on, within "
-                f"{for_ms(1000 * within.total_seconds())} ({end}). It looks like a "
+                f"{_count(row['consumers'], 'consumer')} from {scope.time(row['first_at'])} on, "
+                f"within {for_ms(1000 * within.total_seconds())} ({end}). It looks like a "
                 f"poison message.",
             )
         if len(rows) > 5:
             yield Finding(
                 PROBLEM,
                 "poison",
-                f"{_queue(rows[0])}: {len(rows) - 5:,} more messages were delivered again and "
-                f"again.",
+                f"{_queue(rows[0])}: {scope.figure(len(rows) - 5)} more messages were delivered "
+                f"again and again.",
             )
 
 
-def _odd_moments(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _odd_moments(answers: Answers, scope: Scope) -> Iterator[Finding]:
     """Bursts and rises of waiting; both of one queue are told in one sentence."""
     by_queue: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for row in answers["anomalies"]:
         is_wait = row["metric"].startswith("p99 wait")
-        floor = 100.0 if is_wait else 1.0
+        floor = 100.0 if is_wait else scope.least_rate
         if row["score"] > 0 and row["value"] >= max(floor, 3 * row["median"]):
             series = by_queue.setdefault((row["vhost"], row["queue"]), {})
             series.setdefault("wait" if is_wait else "rate", []).append(row)
@@ -103,14 +108,14 @@ def _odd_moments(answers: Answers, span_s: float) -> Iterator[Finding]:
             worst = max(waits, key=lambda one: one["value"])
             parts.append(
                 f"p99 wait rose from {for_ms(worst['median'])} to {for_ms(worst['value'])} between "
-                f"{_time(min(one['window'] for one in waits))} and "
-                f"{_time(max(one['window'] for one in waits))}"
+                f"{scope.time(min(one['window'] for one in waits))} and "
+                f"{scope.time(max(one['window'] for one in waits))}"
             )
         if rates:
             peak = max(rates, key=lambda one: one["value"])
             parts.append(
-                f"{_number(peak['value'])} messages a second came in at {_time(peak['window'])}, "
-                f"usually {_number(peak['median'])}"
+                f"{scope.rate(peak['value'])} messages a second came in at "
+                f"{scope.time(peak['window'])}, usually {scope.rate(peak['median'])}"
             )
         if waits:
             parts += _who_held(answers, row)
@@ -124,16 +129,16 @@ def _who_held(answers: Answers, queue: Mapping[str, Any]) -> Iterator[str]:
         same = (row["vhost"], row["queue"]) == (queue["vhost"], queue["queue"])
         others = (row["times_others"] or 0) >= 5
         if same and others and (row["hold_share"] or 0) >= 0.5:
-            yield f"consumer {row['ctag']} held {_percent(row['hold_share'])} of the time meanwhile"
+            yield f"consumer {row['ctag']} held {share_of(row['hold_share'])} of the time meanwhile"
 
 
-def _growth(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _growth(answers: Answers, scope: Scope) -> Iterator[Finding]:
     went: dict[tuple[str, str], int] = {}
     for row in answers["backlog"]:
         key = (row["vhost"], row["queue"])
         went[key] = went.get(key, 0) + row["went"]
     for row in answers["forecast"]:
-        grown = row["slope"] * span_s / 2
+        grown = row["slope"] * scope.span_s / 2
         # Noise has a slope, too; what counts is growth that makes most of the depth.
         if row["depth"] < 100 or grown < 0.3 * row["depth"] or row["eta_s"] > 90 * 86_400:
             continue
@@ -141,13 +146,13 @@ def _growth(answers: Answers, span_s: float) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "forecast",
-            f"{_queue(row)} grows by {_number(row['slope'])} messages a second{idle}; "
-            f"{row['depth']:,} are waiting. At this rate it is full in {_length(row['eta_s'])} "
-            f"({_length(row['eta_low_s'])} to {_length(row['eta_high_s'])}).",
+            f"{_queue(row)} grows by {spoken(row['slope'])} messages a second{idle}; "
+            f"{row['depth']:,} are waiting. At this rate it holds {scope.capacity:,} (--capacity) "
+            f"in {for_s(row['eta_s'])} ({for_s(row['eta_low_s'])} to {for_s(row['eta_high_s'])}).",
         )
 
 
-def _unroutable(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _unroutable(answers: Answers, scope: Scope) -> Iterator[Finding]:
     def place(row: Mapping[str, Any]) -> tuple[str, str, str]:
         return row["vhost"], row["exchange"], row["user"]
 
@@ -161,13 +166,13 @@ def _unroutable(answers: Answers, span_s: float) -> Iterator[Finding]:
         yield Finding(
             PROBLEM if dropped else WARNING,
             "unroutable",
-            f"{name} in vhost {vhost}: {_count(dropped + returned, 'message')} of user {user} "
-            f"reached no queue ({_count(len(keys), 'key')}: {shown}); {dropped:,} were dropped "
-            f"without notice, {returned:,} returned.",
+            f"{name} in vhost {vhost}: {scope.count(dropped + returned, 'message')} of user {user} "
+            f"reached no queue ({_count(len(keys), 'key')}: {shown}); {scope.figure(dropped)} were "
+            f"dropped without notice, {scope.figure(returned)} returned.",
         )
 
 
-def _dead_letters(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _dead_letters(answers: Answers, scope: Scope) -> Iterator[Finding]:
     named: dict[tuple[str, str], int] = {}
     for row in answers["poison"]:
         key = (row["vhost"], row["queue"])
@@ -177,31 +182,33 @@ def _dead_letters(answers: Answers, span_s: float) -> Iterator[Finding]:
             yield Finding(
                 PROBLEM,
                 "dead_letters",
-                f"{_queue(row)}: {_count(row['lost'], 'message')} went to dead-letter exchange "
-                f"{row['exchange']} with key '{row['rk']}' and reached no queue there.",
+                f"{_queue(row)}: {scope.count(row['lost'], 'message')} went to dead-letter "
+                f"exchange {row['exchange']} with key '{row['rk']}' and reached no queue there.",
             )
         if row["n"] > named.get((row["vhost"], row["queue"]), 0):
             yield Finding(
                 WARNING,
                 "dead_letters",
-                f"{_queue(row)}: {_count(row['n'], 'message')} dead-lettered "
+                f"{_queue(row)}: {scope.count(row['n'], 'message')} dead-lettered "
                 f"({row['reason']}) to exchange {row['exchange'] or '(default)'}.",
             )
 
 
-def _unfair(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _unfair(answers: Answers, scope: Scope) -> Iterator[Finding]:
     for row in answers["fairness"]:
-        if row["consumers"] >= 2 and row["deliveries"] >= 100 and (row["gini"] or 0) >= 0.4:
+        if row["deliveries"] < (_MANY_SAMPLED if scope.is_sampled else 100):
+            continue
+        if row["consumers"] >= 2 and (row["gini"] or 0) >= 0.4:
             yield Finding(
                 WARNING,
                 "fairness",
                 f"{_queue(row)}: of {row['consumers']} consumers, {row['busiest']} got "
-                f"{_percent(row['max_share'])} of {row['deliveries']:,} deliveries "
+                f"{share_of(row['max_share'])} of {scope.count(row['deliveries'], 'delivery')} "
                 f"(Gini {row['gini']:.2f}).",
             )
 
 
-def _churn(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _churn(answers: Answers, scope: Scope) -> Iterator[Finding]:
     for row in answers["churn"]:
         if row["short"] >= 20 and row["short"] >= 0.5 * row["opens"]:
             yield Finding(
@@ -220,7 +227,10 @@ def _churn(answers: Answers, span_s: float) -> Iterator[Finding]:
             )
 
 
-def _unused(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _unused(answers: Answers, scope: Scope) -> Iterator[Finding]:
+    if scope.is_sampled:
+        # What nothing is logged of may be used all the time.
+        return
     idle = [row for row in answers["unused"] if row["last_used"] is None]
     for vhost, group in groupby(sorted(idle, key=lambda row: row["vhost"]), _vhost):
         rows = list(group)
@@ -229,10 +239,10 @@ def _unused(answers: Answers, span_s: float) -> Iterator[Finding]:
         yield Finding(NOTE, "unused", f"vhost {vhost}: never used in this time: {shown}.")
 
 
-def _throttling(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _throttling(answers: Answers, scope: Scope) -> Iterator[Finding]:
     by_root: dict[str, list[Mapping[str, Any]]] = {}
     for row in answers["throttling"]:
-        if row["blocked_s"] >= max(0.5, 0.005 * span_s):
+        if row["blocked_s"] >= max(0.5, 0.005 * scope.span_s):
             by_root.setdefault(row["root"], []).append(row)
     for root, rows in by_root.items():
         longest = max(rows, key=lambda row: (row["path"].count("<-"), row["blocked_s"]))
@@ -241,12 +251,12 @@ def _throttling(answers: Answers, span_s: float) -> Iterator[Finding]:
             WARNING,
             "throttling",
             f"{root} was the bottleneck: {_count(len(rows), 'sender')} behind it stood still "
-            f"({names}), {longest['who']} for {_length(longest['blocked_s'])} in "
+            f"({names}), {longest['who']} for {for_s(longest['blocked_s'])} in "
             f"{_count(longest['times'], 'stop')} ({longest['path']}).",
         )
 
 
-def _quality(answers: Answers, span_s: float) -> Iterator[Finding]:
+def _quality(answers: Answers, scope: Scope) -> Iterator[Finding]:
     rows = answers["quality"]
     last = max((row["first_at"] for row in rows if row["first_at"]), default=None)
     for row in rows:
@@ -272,12 +282,12 @@ def _quality(answers: Answers, span_s: float) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "quality",
-                f"boot {row['boot']} ended at {_time(row['last_at'])} without stopping in order: "
-                f"a crash, a kill or a power cut.",
+                f"boot {row['boot']} ended at {scope.time(row['last_at'])} without stopping in "
+                f"order: a crash, a kill or a power cut.",
             )
 
 
-_RULES: Final[tuple[Callable[[Answers, float], Iterator[Finding]], ...]] = (
+_RULES: Final[tuple[Callable[[Answers, Scope], Iterator[Finding]], ...]] = (
     _odd_moments,
     _slow_consumers,
     _poison,
@@ -292,6 +302,17 @@ _RULES: Final[tuple[Callable[[Answers, float], Iterator[Finding]], ...]] = (
 )
 
 
+def _place(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["vhost"], row["queue"]
+
+
+def _client(row: Mapping[str, Any], scope: Scope) -> str:
+    """Whose a consumer is: the address is that of its connection, if the log has its beginning."""
+    peer = scope.peers.get((row["boot"], row["conn"]))
+    place = f"at {peer}" if peer else f"connection {row['conn']}"
+    return f"(user {row['user']}, {place})"
+
+
 def _vhost(row: Mapping[str, Any]) -> str:
     return str(row["vhost"])
 
@@ -304,28 +325,22 @@ def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def _percent(share: float | None) -> str:
-    return f"{100 * (share or 0):.0f} %"
+def share_of(share: float | None) -> str:
+    """In percent; a small one with a digit more, so that it is not nothing."""
+    percent = 100 * (share or 0)
+    return f"{percent:.{1 if 0 < percent < 9.95 else 0}f} %"
 
 
 def for_ms(value: float) -> str:
     """A length of time as one says it."""
     if value < 1:
         return f"{value:.2f} ms"
-    return f"{value:.0f} ms" if value < 1000 else _length(value / 1000)
+    return f"{value:.0f} ms" if value < 1000 else for_s(value / 1000)
 
 
-def _length(seconds: float) -> str:
+def for_s(seconds: float) -> str:
+    """The same of seconds."""
     for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def _time(moment: datetime) -> str:
-    # Spark hands over local time without a zone.
-    return moment.astimezone(UTC).strftime("%H:%M:%S")

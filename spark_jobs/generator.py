@@ -28,7 +28,6 @@ from leveret.spark_jobs.generator_load import (
     Times,
     arrivals,
     consume_lines,
-    depth_on_arrival,
     enqueue_lines,
     event,
     event_lines,
@@ -137,10 +136,8 @@ def _everyday(
         if slow is not None:
             truth.planted.slow_consumer = (stream.vhost, queue, stream.ctag(queue, slow))
         yield from consume_lines(one)
-    if len(served) == 1:
-        yield from publish_lines(stream, msg, size, arrived, depth_on_arrival(served[0]))
-    else:
-        yield from publish_lines(stream, msg, size, arrived, None)
+    yield from publish_lines(stream, msg, size, arrived)
+    if len(served) > 1:
         for one in served:
             yield enqueue_lines(one)
 

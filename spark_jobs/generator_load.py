@@ -107,25 +107,18 @@ def serve(
     return Served(stream, queue, msg, size, arrived, delivered, acked, consumer)
 
 
-def publish_lines(
-    stream: Stream, msg: Times, size: Times, ts: Times, depth: Times | None
-) -> Iterator[Lines]:
-    """The publishes and their confirms; ``depth`` of the one queue, if it is one."""
+def publish_lines(stream: Stream, msg: Times, size: Times, ts: Times) -> Iterator[Lines]:
+    """The publishes and their confirms."""
     head = f'"ev":"publish","vhost":"{stream.vhost}","conn":{stream.conn},"ch":1'
     head += f',"user":"{stream.user}","exchange":"{stream.exchange}","rk":"{stream.rk}"'
-    if depth is not None:
-        head += f',"queue":"{stream.queues[0]}"'
-        rows = zip(msg.tolist(), size.tolist(), depth.tolist(), strict=True)
-        texts = [
-            f'{head},"msg":{m},"size":{s},"persistent":true,"routed":1,"depth":{d}}}'
-            for m, s, d in rows
-        ]
-    else:
-        routed = f',"routed":{len(stream.queues)}' if stream.queues else ""
-        texts = [
-            f'{head},"msg":{m},"size":{s},"persistent":true{routed}}}'
-            for m, s in zip(msg.tolist(), size.tolist(), strict=True)
-        ]
+    # One queue is named; several tell of it themselves.
+    routed = f',"routed":{len(stream.queues)}' if stream.queues else ""
+    if len(stream.queues) == 1:
+        routed += f',"queue":"{stream.queues[0]}"'
+    texts = [
+        f'{head},"msg":{m},"size":{s},"persistent":true{routed}}}'
+        for m, s in zip(msg.tolist(), size.tolist(), strict=True)
+    ]
     yield Lines(ts, texts)
     first = np.arange(0, len(ts), CONFIRM_EVERY)
     last = np.minimum(first + CONFIRM_EVERY, len(ts)) - 1
@@ -142,17 +135,9 @@ def enqueue_lines(served: Served) -> Lines:
     stream = served.stream
     head = f'"ev":"enqueue","vhost":"{stream.vhost}","exchange":"{stream.exchange}"'
     head += f',"rk":"{stream.rk}","queue":"{served.queue}"'
-    rows = zip(
-        served.msg.tolist(), served.size.tolist(), depth_on_arrival(served).tolist(), strict=True
-    )
-    texts = [f'{head},"msg":{m},"size":{s},"persistent":true,"depth":{d}}}' for m, s, d in rows]
+    rows = zip(served.msg.tolist(), served.size.tolist(), strict=True)
+    texts = [f'{head},"msg":{m},"size":{s},"persistent":true}}' for m, s in rows]
     return Lines(served.arrived, texts)
-
-
-def depth_on_arrival(served: Served) -> Times:
-    gone = np.searchsorted(served.delivered, served.arrived, side="left")
-    depth: Times = np.arange(1, len(gone) + 1) - gone
-    return depth
 
 
 def consume_lines(served: Served) -> Iterator[Lines]:

@@ -17,10 +17,8 @@ import numpy as np
 from leveret.spark_jobs.generator_load import (
     Lines,
     Stream,
-    Times,
     arrivals,
     consume_lines,
-    depth_on_arrival,
     event,
     event_lines,
     publish_lines,
@@ -117,7 +115,7 @@ def _burst(
     planted.burst = (stream.vhost, "alerts", begin, end)
     planted.burst_messages = len(msg)
     return [
-        *publish_lines(stream, msg, size, arrived, depth_on_arrival(served)),
+        *publish_lines(stream, msg, size, arrived),
         *consume_lines(served),
         _topology(stream, start),
     ]
@@ -152,12 +150,9 @@ def _poison(msg: int, start: int, planted: Planted) -> Lines:
         again = {"redelivered": attempt > 0, "delivery_count": attempt}
         dtag = 1_000_000 + attempt
         add("deliver", **taker, **again, queue=queue, dtag=dtag, size=999, wait_us=1_500)
-        last = attempt == POISON_DELIVERIES - 1
-        refusal = "discard" if last else "requeue"
-        add("nack", **taker, queue=queue, dtag=dtag, hold_us=1_500, reason=refusal)
-        if not last:
-            count = attempt + 1
-            add("requeue", **taker, queue=queue, delivery_count=count, reason="nack")
+        add("nack", **taker, queue=queue, dtag=dtag, hold_us=1_500, reason="requeue")
+        # Back in its place it is counted, and found to have come once too often.
+        add("requeue", **taker, queue=queue, delivery_count=attempt + 1, reason="nack")
     add(
         "dead_letter",
         queue=queue,
@@ -168,7 +163,7 @@ def _poison(msg: int, start: int, planted: Planted) -> Lines:
         routed=1,
         reason="delivery_limit",
     )
-    add("enqueue", exchange="dlx", rk="invoice", queue="dead-letters", size=999, depth=1)
+    add("enqueue", exchange="dlx", rk="invoice", queue="dead-letters", size=999)
     return event_lines(events)
 
 
@@ -200,9 +195,8 @@ def _backlog(
     arrived = arrivals(random, count, start, length)
     msg = np.arange(next_msg, next_msg + count, dtype=np.int64)
     size = np.full(count, stream.size, dtype=np.int64)
-    depth: Times = np.arange(1, count + 1, dtype=np.int64)
     planted.backlog = (stream.vhost, "archive", count)
-    lines = [*publish_lines(stream, msg, size, arrived, depth), _topology(stream, start)]
+    lines = [*publish_lines(stream, msg, size, arrived), _topology(stream, start)]
     return lines, next_msg + count
 
 

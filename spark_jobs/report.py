@@ -19,27 +19,37 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from leveret import __version__
 from leveret.spark_jobs import charts, findings
 from leveret.spark_jobs.findings import Answers, Finding
 from leveret.spark_jobs.jobs import JOBS
-from leveret.spark_jobs.jobs.base import Inputs, Job
+from leveret.spark_jobs.jobs.base import Inputs, Job, is_
 from leveret.spark_jobs.lake import Lake, LakeError
+from leveret.spark_jobs.report_tables import VIEWS, Column
 from leveret.spark_jobs.runner import keep, rows_of, span
-from leveret.spark_jobs.table import for_people
+from leveret.spark_jobs.scope import ABOUT, Scope
 
 # A table in the report shows this many rows; the lake has all.
 _ROWS: Final = 15
 # One row per message: not for reading.
 _NOT_SHOWN: Final = ("lifecycle",)
-# Where rows are moments, the ones that matter are those with the most of this.
-_WORST: Final = {"throughput": "n", "queue_latency": "wait_p99_ms", "backlog": "depth"}
-_BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+# Consumers whose addresses are looked up: those that hold messages longest.
+_CLIENTS: Final = 50
+# What a table's columns need to be understood.
+_NOTES: Final = {
+    "queue_latency": "usual: the median of an ordinary window; worst: of the window that was worst",
+    "forecast": "full is {capacity:,} messages (--capacity)",
+    "slow_consumers": "how long from delivery to answer, and how many times as long as the others",
+    "anomalies": "deviations: how far from usual, in median absolute deviations",
+}
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    scope: Scope
     findings: list[Finding]
     answers: Answers
     html: str
@@ -72,23 +82,48 @@ def make(
             if on_job is not None:
                 on_job(name)
             answers[name] = rows_of(keep(spark, job, inputs, lake))
-    found = findings.find(answers, (last - first) / 1_000_000)
-    page = render(answers, found, first, last, inputs.options.window_s)
-    return Report(found, answers, page)
+    scope = _scope(inputs, answers, first, last)
+    found = findings.find(answers, scope)
+    return Report(scope, found, answers, render(answers, found, scope))
 
 
-def render(answers: Answers, found: Sequence[Finding], first: int, last: int, window_s: int) -> str:
+def _scope(inputs: Inputs, answers: Answers, first: int, last: int) -> Scope:
+    """What is to be known of the whole log; asks for the addresses of consumers that are shown."""
+    shown = answers["slow_consumers"][:_CLIENTS]
+    is_open = is_("connection_open") & F.col("conn").isin(*{row["conn"] for row in shown})
+    needs_no_ack = is_("deliver", "get") & (F.col("reason") == "auto_ack")
+    rows = (
+        inputs.events.where(is_open | needs_no_ack)
+        .groupBy(*(F.when(is_open, F.col(name)).alias(name) for name in ("boot", "conn")))
+        .agg(F.max("peer").alias("peer"), F.sum("n").alias("n"))
+        .collect()
+    )
+    boots = [row for row in answers["quality"] if row["boot"]]
+    logged = {row["boot"]: row["sample"] for row in boots if row["sample"] is not None}
+    logged |= {row["boot"]: inputs.samples.get(row["boot"], 1.0) for row in boots if inputs.samples}
+    return Scope(
+        first,
+        last,
+        window_s=inputs.options.window_s,
+        capacity=inputs.options.capacity,
+        samples=logged,
+        peers={(row["boot"], row["conn"]): row["peer"] for row in rows if row["boot"] is not None},
+        auto_acked=sum(row["n"] for row in rows if row["boot"] is None),
+    )
+
+
+def render(answers: Answers, found: Sequence[Finding], scope: Scope) -> str:
     """The page. Whatever comes from the log is escaped: clients choose names."""
-    return "".join(_page(answers, found, first, last, window_s))
+    return "".join(_page(answers, found, scope))
 
 
 def print_pdf(page: Path) -> Path:
     """The page as PDF beside it. Raises LakeError without a browser."""
-    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         raise LakeError(
             f"{page} is written, but no PDF: there is no browser to print it with "
-            f"({', '.join(_BROWSERS)}). Open the page in one and print it."
+            f"({', '.join(BROWSERS)}). Open the page in one and print it."
         )
     target = page.with_suffix(".pdf")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
@@ -99,22 +134,20 @@ def print_pdf(page: Path) -> Path:
     return target
 
 
-def _page(
-    answers: Answers, found: Sequence[Finding], first: int, last: int, window_s: int
-) -> Iterator[str]:
+def _page(answers: Answers, found: Sequence[Finding], scope: Scope) -> Iterator[str]:
     yield "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>\n"
     yield "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-    yield f"<title>Leveret report, {_time(first)}</title>\n<style>{_STYLE}</style></head><body>\n"
+    yield f"<title>Leveret report, {scope.words()}</title>\n<style>{_STYLE}</style></head><body>\n"
     yield "<header><p class='brand'>Leveret</p><h1>What happened in the broker</h1>"
-    yield f"<p class='sub'>{_time(first)} to {_time(last)} UTC, {_count(answers):,} events, "
-    yield f"in windows of {window_s} s</p></header>\n<main>\n"
+    yield f"<p class='sub'>{scope.words()}, {_count(answers):,} events, "
+    yield f"in windows of {_window(scope.window_s)}</p></header>\n<main>\n"
     yield from _findings(found)
-    yield from _quality(answers)
-    yield from _figures(answers, (last - first) / 1_000_000)
-    for title, svg in charts.draw(answers):
+    yield from _quality(answers, scope)
+    yield from _figures(answers, scope)
+    for title, svg in charts.draw(answers, scope):
         yield f"<section class='chart'><h2>{html.escape(title)}</h2>{svg}</section>\n"
     for name, rows in answers.items():
-        yield from _table(JOBS[name], rows)
+        yield from _table(JOBS[name], rows, scope)
     yield from _method()
     yield f"</main><footer>Leveret {__version__}, written {_now()} UTC</footer></body></html>\n"
 
@@ -132,14 +165,13 @@ def _findings(found: Sequence[Finding]) -> Iterator[str]:
     yield "</section>\n"
 
 
-def _quality(answers: Answers) -> Iterator[str]:
+def _quality(answers: Answers, scope: Scope) -> Iterator[str]:
     rows = answers["quality"]
     bad = {
         name: sum(row[name] or 0 for row in rows)
         for name in ("missing", "duplicates", "malformed", "shed")
     }
     boots = [row for row in rows if row["boot"]]
-    samples = {row["sample"] for row in boots if row["sample"] not in (None, 1.0)}
     is_well = not any(bad.values())
     state = "well" if is_well else "unwell"
     yield f"<section class='quality {state}'><h2>Can this be trusted?</h2>"
@@ -147,26 +179,30 @@ def _quality(answers: Answers) -> Iterator[str]:
     boots_text = "1 start of the broker" if len(boots) == 1 else f"{len(boots)} broker starts"
     yield f"<p>{verdict} {boots_text}; "
     yield ", ".join(f"{number:,} {name}" for name, number in bad.items()) + ".</p>"
-    if samples:
-        shares = ", ".join(f"{100 * share:g} %" for share in sorted(samples))
-        yield f"<p>Only a sample of messages was logged ({shares}): times and depths are right, "
-        yield "counts are of the sample.</p>"
+    if scope.is_sampled:
+        shares = ", ".join(findings.share_of(share) for share in sorted({*scope.samples.values()}))
+        counts = "of the sample" if scope.share is None else f"estimates ({ABOUT.strip()})"
+        yield f"<p>Only a sample of messages was logged ({shares}): times, shares and depths are "
+        yield f"right, counts of messages are {counts}.</p>"
     yield "</section>\n"
 
 
-def _figures(answers: Answers, span_s: float) -> Iterator[str]:
+def _figures(answers: Answers, scope: Scope) -> Iterator[str]:
     """A few large numbers."""
     totals: dict[str, int] = {}
     for row in answers["throughput"]:
         totals[row["ev"]] = totals.get(row["ev"], 0) + row["n"]
+    published = totals.get("publish", 0)
     waits = [row for row in answers["queue_latency"] if row["wait_p99_ms"] is not None]
     worst = max((row["wait_p99_ms"] for row in waits), default=None)
     queues = {(row["vhost"], row["queue"]) for row in answers["backlog"]}
+    # What needs no ack would look lost beside what was acked.
+    without = f"; {scope.figure(scope.auto_acked)} need no ack" if scope.auto_acked else ""
     figures = [
-        ("published", f"{totals.get('publish', 0):,}"),
-        ("delivered", f"{totals.get('deliver', 0) + totals.get('get', 0):,}"),
-        ("acked", f"{totals.get('ack', 0):,}"),
-        ("published a second", for_people(totals.get("publish", 0) / max(span_s, 1e-6))),
+        ("published", scope.figure(published)),
+        ("delivered", scope.figure(totals.get("deliver", 0) + totals.get("get", 0))),
+        (f"acked{without}", scope.figure(totals.get("ack", 0))),
+        ("published a second", scope.rate(published / max(scope.span_s, 1e-6))),
         ("queues", f"{len(queues):,}"),
         ("worst p99 wait", "none" if worst is None else findings.for_ms(worst)),
     ]
@@ -176,26 +212,30 @@ def _figures(answers: Answers, span_s: float) -> Iterator[str]:
     yield "</section>\n"
 
 
-def _table(job: Job, rows: Sequence[Any]) -> Iterator[str]:
+def _table(job: Job, answer: Sequence[Any], scope: Scope) -> Iterator[str]:
+    view = VIEWS[job.name]
+    rows = view.rows(answer, scope)
     yield f"<section id='{job.name}'><h2>{html.escape(job.question)}</h2>"
     if not rows:
-        yield f"<p class='calm'>Nothing. <span class='job'>{job.name}</span></p></section>\n"
+        nothing = "Nothing."
+        if job.name == "unused" and scope.is_sampled:
+            nothing = "A sample of messages does not tell."
+        yield f"<p class='calm'>{nothing} <span class='job'>{job.name}</span></p></section>\n"
         return
-    worst = _WORST.get(job.name)
-    if worst is not None:
-        rows = sorted(rows, key=lambda row: row[worst] or 0, reverse=True)
-    which = "first" if worst is None else "largest"
-    more = f"the {which} {_ROWS} of {len(rows):,} rows, " if len(rows) > _ROWS else ""
-    yield f"<p class='job'>{more}{job.name}</p><div class='wide'><table><thead><tr>"
-    numeric = [field.dataType.typeName() in ("long", "double") for field in job.schema.fields]
-    names = job.schema.names
-    for name, right in zip(names, numeric, strict=True):
-        yield f"<th{_right(right)}>{html.escape(name.replace('_', ' '))}</th>"
+    notes = [job.name]
+    if len(rows) > _ROWS:
+        notes.append(f"the first {_ROWS} of {len(rows):,}")
+    if job.name in _NOTES:
+        notes.append(_NOTES[job.name].format(capacity=scope.capacity))
+    yield f"<p class='job'>{'; '.join(notes)}</p><div class='wide'><table><thead><tr>"
+    for column in view.columns:
+        yield f"<th{_class(column)}>{html.escape(column.title)}</th>"
     yield "</tr></thead><tbody>"
     for row in rows[:_ROWS]:
         yield "<tr>"
-        for name, right in zip(names, numeric, strict=True):
-            yield f"<td{_right(right)}>{html.escape(for_people(row[name]))}</td>"
+        for column in view.columns:
+            text = html.escape(column.show(row, scope))
+            yield f"<td{_class(column)}>{text}</td>"
         yield "</tr>"
     yield "</tbody></table></div></section>\n"
 
@@ -209,16 +249,19 @@ def _method() -> Iterator[str]:
     yield "with 95 % intervals. The whole answers are in the lake, as Parquet.</p></section>\n"
 
 
-def _right(numeric: bool) -> str:
-    return " class='n'" if numeric else ""
+def _class(column: Column) -> str:
+    return " class='n'" if column.is_number else " class='t'" if column.is_time else ""
 
 
 def _count(answers: Answers) -> int:
     return sum(row["events"] for row in answers["quality"])
 
 
-def _time(ts: int) -> str:
-    return datetime.fromtimestamp(ts / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _window(seconds: int) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
 def _now() -> str:
@@ -242,6 +285,8 @@ section { background:var(--paper); border:1px solid var(--line); border-radius:1
 .findings { list-style:none; margin:0; padding:0 }
 .findings li { display:flex; gap:12px; padding:9px 0; border-top:1px solid var(--line) }
 .findings li:first-child { border-top:0 }
+.findings li > span:last-child::first-letter { text-transform:uppercase }
+.findings a { font-size:13px }
 .tag { flex:0 0 76px; align-self:flex-start; text-align:center; border-radius:6px; color:#fff;
   font-size:12px; font-weight:600; padding:2px 0; margin-top:1px }
 .problem .tag { background:var(--problem) } .warning .tag { background:var(--warning) }
@@ -256,10 +301,20 @@ a { color:var(--note) }
 .job { margin:-6px 0 10px }
 .chart svg { width:100%; height:auto; display:block }
 .wide { overflow-x:auto }
-table { border-collapse:collapse; font-size:13px; width:100%; white-space:nowrap }
-th { text-align:left; color:var(--quiet); font-weight:600; border-bottom:1px solid var(--line) }
-th, td { padding:4px 14px 4px 0 } td { border-bottom:1px solid #f1f2f4 }
-.n { text-align:right; font-variant-numeric:tabular-nums }
+table { border-collapse:collapse; font-size:13px; width:100% }
+th { text-align:left; color:var(--quiet); font-weight:600; border-bottom:1px solid var(--line);
+  vertical-align:bottom }
+th, td { padding:4px 12px 4px 0 } td { border-bottom:1px solid #f1f2f4; vertical-align:top }
+th:last-child, td:last-child { padding-right:0 } tr:last-child td { border-bottom:0 }
+.n + th:not(.n), .n + td:not(.n) { padding-left:10px } td { overflow-wrap:anywhere }
+.n { text-align:right; font-variant-numeric:tabular-nums } td.n { white-space:nowrap }
+td.t { white-space:nowrap }
 footer { padding-bottom:40px; font-size:13px }
-@media print { body { background:#fff } section { break-inside:avoid; border-color:#ccc } }
+@page { size:A4; margin:14mm 12mm }
+@media print { body { background:#fff; font-size:11px } header, main, footer { max-width:none;
+  padding:0 } section { break-inside:avoid; border-color:#ccc; padding:12px 14px; margin:10px 0 }
+  .wide { overflow:visible } table { font-size:9px } th, td { padding:3px 7px 3px 0 }
+  h1 { font-size:22px } h2 { font-size:14px } .figures b { font-size:17px }
+  .figures { grid-template-columns:repeat(6,1fr) } .job { font-size:10px }
+  .tag, .quality { -webkit-print-color-adjust:exact; print-color-adjust:exact } }
 """

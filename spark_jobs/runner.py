@@ -29,7 +29,19 @@ def open_inputs(
     if auto_window:
         first, last = span(events)
         options = replace(options, window_s=window_for((last - first) / 1_000_000))
-    return Inputs(events, read_quarantine(spark, lake), options, samples(spark, lake))
+    everything = None
+    if selection.vhost is not None or selection.queue is not None:
+        of_the_time = replace(selection, vhost=None, queue=None)
+        everything = read_events(spark, lake, of_the_time)
+    return Inputs(
+        events,
+        read_quarantine(spark, lake),
+        options,
+        samples(spark, lake),
+        everything,
+        selection.vhost,
+        selection.queue,
+    )
 
 
 def samples(spark: SparkSession, lake: Lake) -> dict[str, float]:

@@ -11,9 +11,11 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 Cells = Sequence[Any]
+
+_IDS: Final = ("msg", "conn", "ch", "dtag", "seq")
 
 
 def write_table(names: Sequence[str], rows: Iterable[Cells], out: TextIO, *, limit: int) -> None:
@@ -24,7 +26,9 @@ def write_table(names: Sequence[str], rows: Iterable[Cells], out: TextIO, *, lim
     if not shown:
         print("  nothing", file=out)
         return
-    texts = [[for_people(value) for value in row] for row in shown]
+    texts = [
+        [_of_column(name, value) for name, value in zip(names, row, strict=True)] for row in shown
+    ]
     widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(names)]
     to_the_right = [
         all(row[i] is None or _is_number(row[i]) for row in shown) for i in range(len(names))
@@ -73,6 +77,11 @@ def for_people(value: Any) -> str:
         moment = value.astimezone(UTC)
         return moment.strftime("%Y-%m-%d %H:%M:%S")
     return str(value)
+
+
+def _of_column(name: str, value: Any) -> str:
+    # Numbers that are names are as in the log: to be searched for.
+    return str(value) if name in _IDS and value is not None else for_people(value)
 
 
 def _rounded(value: float) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from leveret.spark_jobs.ingest import objection
@@ -44,32 +44,36 @@ def summarise(events: DataFrame, window_s: int) -> DataFrame:
     is_first = given & (F.col("delivery_count") == 0) & F.col("wait_us").isNotNull()
     window = F.col("ts") - F.col("ts") % (window_s * 1_000_000)
     is_new = is_("queue_declare") & (F.col("reason") != "recovered")
-    # A queue that is deleted takes its messages along.
-    depth = F.when(is_("queue_delete"), F.lit(0)).otherwise(F.col("depth"))
+    # A queue that comes to be is empty, and one that is deleted takes its messages along.
+    stamp = F.when(is_new | is_("queue_delete"), F.lit(0)).otherwise(F.col("depth"))
     deliveries = F.when(given, F.col("delivery_count") + 1)
+    subject = ("boot", "window", "vhost", "subject", "source")
+    last = F.max(F.when(stamp.isNotNull(), F.struct("ts", "seq", stamp.alias("depth"))))
+    is_after = F.col("last").isNull() | (
+        F.struct("ts", "seq") > F.struct(F.col("last.ts"), F.col("last.seq"))
+    )
+    purged = is_("purge")
+    goes = went() & ~lost & ~purged
     return (
         events.where(lost | in_queue | is_("broker_start"))
-        .withColumn("stamped", depth)
-        .groupBy(
-            "boot",
-            window.alias("window"),
-            "vhost",
-            F.when(lost, F.lit("")).otherwise(F.col("queue")).alias("queue"),
-            F.when(lost, F.col("exchange")).otherwise(F.lit("")).alias("exchange"),
-            F.when(is_first, _bucket("wait_us")).alias("bucket"),
-        )
+        .withColumn("window", window)
+        .withColumn("subject", F.when(lost, F.lit("")).otherwise(F.col("queue")))
+        .withColumn("source", F.when(lost, F.col("exchange")).otherwise(F.lit("")))
+        .withColumn("last", last.over(Window.partitionBy(*subject)))
+        .groupBy(*subject, F.when(is_first, _bucket("wait_us")).alias("bucket"))
         .agg(
             count_of(is_first).alias("waits"),
             sum_of("n", came() & ~lost).alias("came"),
-            sum_of("n", went() & ~lost & ~is_("purge")).alias("went"),
-            sum_of("n", is_("purge")).alias("purged"),
+            sum_of("n", goes).alias("went"),
+            sum_of("n", purged).alias("purged"),
+            sum_of("n", came() & ~lost & is_after).alias("came_after"),
+            sum_of("n", goes & is_after).alias("went_after"),
+            sum_of("n", purged & is_after).alias("purged_after"),
             count_of(given).alias("gave"),
             F.coalesce(F.max(deliveries), F.lit(0)).alias("most_deliveries"),
             sum_of("n", lost).alias("unroutable"),
             F.max(is_new).alias("is_new"),
-            F.max(F.when(F.col("stamped").isNotNull(), F.struct("ts", "seq", "stamped"))).alias(
-                "stamp"
-            ),
+            F.max("last").alias("stamp"),
             F.max(F.when(is_("broker_start"), F.col("attrs")["sample"].cast("double"))).alias(
                 "sample"
             ),
@@ -83,8 +87,9 @@ def summaries(rows: Sequence[Row], samples: dict[str, float]) -> Iterator[Summar
     Counts are of all messages, also of those that were not logged; a purge counts them itself.
     """
     samples.update({row["boot"]: row["sample"] for row in rows if row["sample"]})
-    for row in rows:
-        subject = Subject(row["vhost"], row["queue"], row["exchange"])
+    # Boots sort by time: what the later one tells goes on from the earlier.
+    for row in sorted(rows, key=lambda row: str(row["boot"])):
+        subject = Subject(row["vhost"], row["subject"], row["source"])
         if not subject.queue and not row["unroutable"]:
             continue
         stands_for = 1 / samples.get(row["boot"], 1.0)
@@ -100,8 +105,9 @@ def summaries(rows: Sequence[Row], samples: dict[str, float]) -> Iterator[Summar
             most_deliveries=row["most_deliveries"],
             unroutable=row["unroutable"] * stands_for,
             is_new=row["is_new"],
-            depth=None if stamp is None else stamp["stamped"],
+            depth=None if stamp is None else stamp["depth"],
             depth_at=(0, 0) if stamp is None else (stamp["ts"], stamp["seq"]),
+            after=(row["came_after"] - row["went_after"]) * stands_for - row["purged_after"],
         )
 
 

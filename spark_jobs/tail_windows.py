@@ -49,9 +49,12 @@ class Summary:
     unroutable: float
     # Whether the queue came to be, and so began empty.
     is_new: bool
-    # The last depth that the broker stamped, and where in the log.
+    # The last depth that the broker stamped in the window so far, in this part or in those of other
+    # waiting times, and where in the log.
     depth: int | None
     depth_at: tuple[int, int]
+    # What came less what went since that stamp, in this part.
+    after: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,8 @@ class _Sum:
     unroutable: float = 0
     is_new: bool = False
     depth: int | None = None
-    depth_at: tuple[int, int] = (0, 0)
+    depth_at: tuple[int, int] = (-1, -1)
+    after: float = 0
 
     def add(self, part: Summary) -> None:
         if part.bucket is not None:
@@ -96,8 +100,10 @@ class _Sum:
         self.most_deliveries = max(self.most_deliveries, part.most_deliveries)
         self.unroutable += part.unroutable
         self.is_new = self.is_new or part.is_new
-        if part.depth is not None and part.depth_at >= self.depth_at:
-            self.depth, self.depth_at = part.depth, part.depth_at
+        if part.depth is None or part.depth_at == self.depth_at:
+            self.after += part.after
+        elif part.depth_at > self.depth_at:
+            self.depth, self.depth_at, self.after = part.depth, part.depth_at, part.after
 
 
 @dataclass(slots=True)
@@ -163,7 +169,7 @@ class Windows:
     def _reading(self, window: int, subject: Subject, total: _Sum, past: _Past) -> Reading:
         before = 0 if past.depth is None and total.is_new else past.depth
         if total.depth is not None:
-            past.depth = total.depth
+            past.depth = max(round(total.depth + total.after), 0)
         elif before is not None:
             # Not every event is stamped, so it goes on from the last that was.
             past.depth = max(round(before + total.came - total.went), 0)

@@ -56,11 +56,30 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
+    """``events`` are those of the time, vhost and queue that were asked for."""
+
     events: DataFrame
     quarantine: DataFrame
     options: Options = Options()
     # By boot, the share of messages that it logged; those not named logged all.
     samples: Mapping[str, float] = field(default_factory=dict)
+    # Every event of the time, for questions that a part of them would answer wrongly; None if
+    # that is what ``events`` are.
+    everything: DataFrame | None = None
+    # What ``events`` are restricted to.
+    vhost: str | None = None
+    queue: str | None = None
+
+    @property
+    def of_the_time(self) -> DataFrame:
+        return self.events if self.everything is None else self.everything
+
+    @property
+    def of_the_vhost(self) -> DataFrame:
+        """Events of the time and the vhost, of every queue."""
+        if self.vhost is None:
+            return self.of_the_time
+        return self.of_the_time.where(F.col("vhost").isin(self.vhost, ""))
 
 
 @dataclass(frozen=True, slots=True)

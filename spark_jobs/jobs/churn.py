@@ -1,7 +1,8 @@
 """Clients that connect again and again, or cannot log in.
 
 By user and address (ports change with every connection). How long a connection was open is stamped
-on its closing.
+on its closing. Asked about one queue, only connections that had to do with it count; those that
+were refused did not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from leveret.spark_jobs.jobs.base import (
     COUNT,
     NUMBER,
     TEXT,
+    Inputs,
     Job,
     Options,
     columns,
@@ -50,10 +52,22 @@ def churn(events: DataFrame, options: Options) -> DataFrame:
     )
 
 
+def of_queue(events: DataFrame, queue: str) -> DataFrame:
+    """The events of connections that had to do with a queue."""
+    clients = events.where((F.col("queue") == queue) & (F.col("conn") != 0))
+    return events.join(clients.select("boot", "conn").distinct(), ["boot", "conn"], "left_semi")
+
+
+def _of(inputs: Inputs) -> DataFrame:
+    if inputs.queue is None:
+        return inputs.events
+    return of_queue(inputs.events, inputs.queue)
+
+
 JOB = Job(
     "churn",
     "Which clients connect again and again?",
     SCHEMA,
-    lambda inputs: churn(inputs.events, inputs.options),
+    lambda inputs: churn(_of(inputs), inputs.options),
     ("-opens", "-refused", "user", "host"),
 )

@@ -2,7 +2,8 @@
 
 A straight line through the depths of the second half of the log, by least squares; ``eta_s`` is
 when it meets the capacity, from the end of the log on. The interval comes from the standard error
-of the slope (95 %); a line whose slope may as well be zero has no forecast.
+of the slope (95 %); a line whose slope may as well be zero has no forecast. A queue that nothing
+happens to keeps its depth, to the end of the log.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from leveret.spark_jobs.jobs.backlog import backlog
-from leveret.spark_jobs.jobs.base import COUNT, NUMBER, TEXT, Inputs, Job, Options, columns
+from leveret.spark_jobs.jobs.base import COUNT, NUMBER, TEXT, Inputs, Job, Options, columns, window
 
 SCHEMA = columns(
     vhost=TEXT,
@@ -33,15 +34,27 @@ _CONFIDENCE = 1.96
 
 def forecast(inputs: Inputs) -> DataFrame:
     """Queues that grow, and when they reach the capacity."""
-    return lines(backlog(inputs.events, inputs.options, inputs.samples), inputs.options)
+    depths = backlog(inputs.events, inputs.options, inputs.samples)
+    # Not only of the queues that were asked for: silence tells something, too.
+    end = inputs.of_the_time.agg(F.max("ts").alias("ts")).select(
+        window(inputs.options).alias("end")
+    )
+    return lines(depths, end, inputs.options)
 
 
-def lines(depths: DataFrame, options: Options) -> DataFrame:
-    whole = Window.partitionBy()
-    seconds = F.unix_micros("window") / 1_000_000.0
+def lines(depths: DataFrame, end: DataFrame, options: Options) -> DataFrame:
+    """``end`` has the log's last window."""
+    whole, queue = Window.partitionBy(), Window.partitionBy("vhost", "queue").orderBy("window")
+    length = F.expr(f"INTERVAL {int(options.window_s)} SECONDS")
+    middle = (F.unix_micros(F.min("window").over(whole)) + F.unix_micros("end")) / 2_000_000.0
+    until = F.coalesce(F.lead("window").over(queue) - length, "end")
     recent = (
-        depths.withColumn("x", seconds)
-        .withColumn("half", (F.min("x").over(whole) + F.max("x").over(whole)) / 2)
+        depths.crossJoin(F.broadcast(end))
+        .withColumn("half", middle)
+        .withColumn("until", until)
+        .where(F.unix_micros("until") / 1_000_000.0 >= F.col("half"))
+        .withColumn("window", F.explode(F.sequence("window", "until", length)))
+        .withColumn("x", F.unix_micros("window") / 1_000_000.0)
         .where(F.col("x") >= F.col("half"))
         # Near zero, or squares of times lose their digits.
         .withColumn("x", F.col("x") - F.col("half"))

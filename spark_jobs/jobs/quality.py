@@ -69,7 +69,8 @@ def boots(events: DataFrame) -> DataFrame:
 
 
 def quality(inputs: Inputs) -> DataFrame:
-    whole = boots(inputs.events)
+    # Of all vhosts and queues, whichever were asked for: lines are numbered across them.
+    whole = boots(inputs.of_the_time)
     malformed = inputs.quarantine.agg(F.count(F.lit(1)).alias("malformed")).where(
         F.col("malformed") > 0
     )

@@ -23,7 +23,7 @@ from leveret.spark_jobs.jobs.base import (
     percentiles,
     window,
 )
-from leveret.spark_jobs.jobs.lifecycle import lifecycle
+from leveret.spark_jobs.jobs.lifecycle import acked
 
 SCHEMA = columns(
     window=TIME,
@@ -65,12 +65,10 @@ def waits(events: DataFrame, options: Options) -> DataFrame:
     )
 
 
-def end_to_end(lives: DataFrame, options: Options) -> DataFrame:
+def end_to_end(done: DataFrame, options: Options) -> DataFrame:
     """Percentiles from publish to ack, by the window of the ack and queue."""
     return (
-        lives.where(F.col("e2e_us").isNotNull())
-        .withColumn("ts", F.unix_micros("done_at"))
-        .groupBy(window(options), "vhost", "queue")
+        done.groupBy(window(options), "vhost", "queue")
         .agg(F.count(F.lit(1)).alias("done"), percentiles("e2e_us").alias("e2e"))
         .select(
             *_KEYS,
@@ -84,7 +82,7 @@ def end_to_end(lives: DataFrame, options: Options) -> DataFrame:
 
 def queue_latency(inputs: Inputs) -> DataFrame:
     waiting = waits(inputs.events, inputs.options)
-    done = end_to_end(lifecycle(inputs.events), inputs.options)
+    done = end_to_end(acked(inputs.events), inputs.options)
     both = waiting.join(done, list(_KEYS), "full_outer")
     return both.fillna(0, ["n", "done"])
 

@@ -48,8 +48,10 @@ _CONSUMER = ("vhost", "queue", "ctag", "boot", "conn", "ch", "user")
 def consumers(events: DataFrame) -> DataFrame:
     """One row per consumer that was given something."""
     answer = is_("ack", "nack", "reject")
-    # What the broker took back by itself was never answered, but is not held either.
-    taken_back = is_("requeue") & F.col("reason").isin("recover", "channel_closed")
+    # What the broker took back by itself, or what went with its queue, was never answered, but is
+    # not held either.
+    answered = F.col("reason").isin("nack", "reject")
+    taken_back = (is_("requeue") & ~answered) | is_("drop")
     given = is_("deliver") & (F.col("reason") != "auto_ack")
     return (
         events.where((F.col("ctag") != "") & (is_("deliver") | answer | taken_back))

@@ -24,7 +24,10 @@ _KINDS = tuple(kind.name for kind in MESSAGE_KINDS)
 
 
 def throughput(events: DataFrame, options: Options) -> DataFrame:
-    """Messages, not lines: an event that stands for several counts as many."""
+    """Messages, not lines: an event that stands for several counts as many.
+
+    Where a sample is logged, of the sample; purge, paged_out and paged_in are of all messages.
+    """
     return (
         events.where(is_(*_KINDS))
         .groupBy(window(options), "vhost", "ev")

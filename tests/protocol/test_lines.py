@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from array import array
+from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -31,38 +34,82 @@ def columns(count: int) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def fillings(draw: st.DrawFn) -> tuple[list[bytes], list[Any], int]:
+def entries(draw: st.DrawFn) -> Any:
+    if draw(st.booleans()):
+        return draw(PIECES)
     count = draw(st.integers(0, COUNT_MAX))
     width = draw(st.integers(0, pure.COLUMNS_MAX))
-    pieces = [draw(PIECES) for _ in range(width + 1)]
-    return pieces, [draw(columns(count)) for _ in range(width)], count
+    pieces = tuple(draw(PIECES) for _ in range(width + 1))
+    numbers = tuple(draw(columns(count)) for _ in range(width))
+    depth = draw(st.integers(-1, 2**40))
+    return draw(INT64), depth, draw(st.integers(0, 2**62)), pieces, numbers, count
 
 
-@given(fillings())
-def test_fill_lines(filling: tuple[list[bytes], list[Any], int]) -> None:
-    pieces, numbers, count = filling
-    expected = b""
+def expected_lines(now_us: int, depth: int, seq: int, pieces: Any, numbers: Any, count: int) -> str:
+    lines = ""
     for at in range(count):
-        expected += pieces[0]
+        lines += f'{{"ts":{now_us},' + (f'"depth":{depth},' if depth >= 0 else "")
+        lines += f'"seq":{seq + at}' + pieces[0].decode("latin-1")
         for column, piece in zip(numbers, pieces[1:], strict=True):
             number = column + at if isinstance(column, int) else column[at]
-            expected += str(number).encode() + piece
-    assert pure.fill_lines(pieces, numbers, count) == expected
-    assert compiled.fill_lines(pieces, numbers, count) == expected
+            lines += str(number) + piece.decode("latin-1")
+    return lines
+
+
+@given(st.lists(st.lists(entries(), max_size=4), max_size=3))
+def test_format_lines(batches: list[list[Any]]) -> None:
+    """Batch after batch in the same memory, which grows and is never cut."""
+    buffers = {pure: bytearray(), compiled: bytearray()}
+    for batch in batches:
+        expected = b""
+        for entry in batch:
+            whole = isinstance(entry, bytes)
+            expected += entry if whole else expected_lines(*entry).encode("latin-1")
+        for twin, buffer in buffers.items():
+            size = twin.format_lines(batch, buffer)
+            assert bytes(buffer[:size]) == expected
 
 
 @pytest.mark.parametrize("twin", [pure, compiled], ids=["pure", "compiled"])
 @pytest.mark.parametrize(
     ("pieces", "numbers", "count"),
     [
-        pytest.param([b"a"], [1], 1, id="a-piece-is-missing"),
-        pytest.param([b"a"] * 10, [1] * 9, 1, id="too-many-columns"),
-        pytest.param([b"a", b"b"], [array("q", [1])], 2, id="a-column-is-too-short"),
+        pytest.param((b"a",), (1,), 1, id="a-piece-is-missing"),
+        pytest.param((b"a",) * 10, (1,) * 9, 1, id="too-many-columns"),
+        pytest.param((b"a", b"b"), (array("q", [1]),), 2, id="a-column-is-too-short"),
     ],
 )
 def test_what_does_not_fit(twin: Any, pieces: Any, numbers: Any, count: int) -> None:
     with pytest.raises(ValueError, match="column"):
-        twin.fill_lines(pieces, numbers, count)
+        twin.format_lines([(1, 0, 1, pieces, numbers, count)], bytearray())
+
+
+def test_lines_are_made_while_others_run() -> None:
+    """The compiled twin lets go of the GIL: another thread gets its turns in the middle of it."""
+    batch: list[Any] = [(1, 0, 1, (b"x" * 100, b"y" * 100), (1,), 200_000)]
+    buffer = bytearray()
+    ticks: deque[float] = deque(maxlen=100_000)
+    is_done = threading.Event()
+
+    def tick() -> None:
+        while not is_done.wait(0.0001):
+            ticks.append(time.perf_counter())
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    try:
+        # Once is enough; a machine that is busy may not let the other thread run each time.
+        for _ in range(50):
+            begin = time.perf_counter()
+            compiled.format_lines(batch, buffer)
+            quarter = (time.perf_counter() - begin) / 4
+            if any(begin + quarter < at < begin + 2 * quarter for at in tuple(ticks)):
+                break
+        else:
+            pytest.fail("nobody else ran")
+    finally:
+        is_done.set()
+        ticker.join()
 
 
 @given(
@@ -85,8 +132,10 @@ def test_messages_and_their_numbers(
             message.stamp_us = stamp_us
             messages.append(message)
         found = twin.logged(messages, now_us)
+        assert twin.is_told(messages) == (found is not None)
         sizes = twin.stamp(messages, first)
         answers.append((found, sizes, [message.log_id for message in messages]))
+        assert twin.is_told(messages) == (len(messages) > 0)
     assert answers[0] == answers[1]
     assert answers[0][2] == [first + at for at in range(len(drawn))]
 
@@ -129,11 +178,14 @@ def test_what_is_held(taken: list[tuple[str, Any]]) -> None:
             is_consecutive = tags == list(range(tags[0], tags[0] + len(tags)))
             given_tags = tags[0] if is_consecutive and may_be_first else array("q", tags)
             for held in twins:
-                held.add(given_tags, array("q", ids), now_us, sources[source])
+                held.add(given_tags, array("q", ids), len(ids), now_us, sources[source])
             for tag, each in zip(tags, ids, strict=True):
                 model[tag] = (sources[source], each, now_us)
             continue
         if step == "settle":
+            # It may only err on one side.
+            is_held = any(tag in model for tag in what)
+            assert all(held.may_hold(what) for held in twins) or not is_held
             found = [held.settle(what, now_us) for held in twins]
             expected = [(tag, model.pop(tag)) for tag in dict.fromkeys(what) if tag in model]
         else:
@@ -142,8 +194,8 @@ def test_what_is_held(taken: list[tuple[str, Any]]) -> None:
             model.clear()
         flat = [
             (tag, (source, each, now_us - hold))
-            for source, tags, ids, holds in found[0]
-            for tag, each, hold in zip(tags, ids, holds, strict=True)
+            for source, count, *columns_ in found[0]
+            for tag, each, hold in zip(*[pure.each_of(one, count) for one in columns_], strict=True)
         ]
         assert flat == expected
         assert found[0] == found[1]
@@ -156,10 +208,37 @@ def test_what_is_held(taken: list[tuple[str, Any]]) -> None:
 def test_one_that_is_never_answered_holds_up_nothing(twin: Any) -> None:
     """Runs that are done go, though the oldest stays."""
     held = twin.Held()
-    held.add(1, array("q", [5]), 0, "a")
+    held.add(1, 5, 1, 0, "a")
     for tag in range(2, 5_000):
-        held.add(tag, array("q", [tag]), 0, "a")
+        held.add(tag, tag, 1, 0, "a")
         assert len(held.settle([tag], 1)) == 1
     assert len(held) == 1
-    assert held.settle_all(3) == [("a", array("q", [1]), array("q", [5]), array("q", [3]))]
+    (source, count, *found), *others = held.settle_all(3)
+    assert (source, count, *(list(pure.each_of(one, 1)) for one in found)) == (
+        "a",
+        1,
+        [1],
+        [5],
+        [3],
+    )
+    assert others == []
     assert held.settle_all(4) == []
+
+
+@pytest.mark.parametrize("twin", [pure, compiled], ids=["pure", "compiled"])
+def test_tags_that_are_surely_not_held(twin: Any) -> None:
+    held = twin.Held()
+    assert not held.may_hold([1])
+    held.add(10, 1, 1, 0, "a")
+    held.add(array("q", [12, 15]), array("q", [2, 3]), 2, 0, "a")
+    assert not held.may_hold([])
+    assert not held.may_hold([1, 9])
+    assert not held.may_hold([16, 17])
+    assert held.may_hold([9, 10])
+    assert held.may_hold([15])
+    # In any order.
+    assert held.may_hold([99, 10, 1])
+    assert held.may_hold([1, 10, 2])
+    assert not held.may_hold([99, 1, 16])
+    held.settle_all(1)
+    assert not held.may_hold([10, 15])

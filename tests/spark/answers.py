@@ -24,17 +24,25 @@ Row = Mapping[str, Any]
 
 def frame(spark: SparkSession, *events: Event, boot: str = "b") -> DataFrame:
     """Events as a job meets them; they are numbered here, in the order given."""
-    lines = []
-    for number, event in enumerate(events, 1):
-        fields = msgspec.structs.asdict(event)
-        lines.append({**fields, "seq": number, "boot": event.boot or boot})
-    return spark.createDataFrame([tuple(line.values()) for line in lines], EVENT)
+    lines = [msgspec.structs.astuple(event) for event in as_numbered(events, boot)]
+    return spark.createDataFrame(lines, EVENT)
+
+
+def as_numbered(events: Sequence[Event], boot: str = "b") -> list[Event]:
+    return [
+        msgspec.structs.replace(event, seq=number, boot=event.boot or boot)
+        for number, event in enumerate(events, 1)
+    ]
 
 
 def inputs(events: DataFrame, options: Options | None = None) -> Inputs:
     """What a job is given where no line was malformed."""
-    nothing = events.sparkSession.createDataFrame([], QUARANTINE)
-    return Inputs(events, nothing, options or Options())
+    return Inputs(events, quarantine(events.sparkSession), options or Options())
+
+
+def quarantine(spark: SparkSession) -> DataFrame:
+    """No malformed lines."""
+    return spark.createDataFrame([], QUARANTINE)
 
 
 def rows(answer: DataFrame) -> list[dict[str, Any]]:

@@ -18,15 +18,16 @@ _MESSAGE_EVENTS = """('publish', 'enqueue', 'confirm', 'return', 'drop', 'delive
 _COLUMNS = """{ts: 'BIGINT', seq: 'BIGINT', boot: 'VARCHAR', ev: 'VARCHAR', vhost: 'VARCHAR',
     conn: 'BIGINT', ch: 'INT', "user": 'VARCHAR', exchange: 'VARCHAR', rk: 'VARCHAR',
     queue: 'VARCHAR', msg: 'BIGINT', ctag: 'VARCHAR', size: 'BIGINT', delivery_count: 'INT',
-    routed: 'INT', n: 'BIGINT', wait_us: 'BIGINT', hold_us: 'BIGINT', depth: 'BIGINT',
-    reason: 'VARCHAR', peer: 'VARCHAR', attrs: 'MAP(VARCHAR, VARCHAR)'}"""
+    persistent: 'BOOLEAN', routed: 'INT', n: 'BIGINT', wait_us: 'BIGINT', hold_us: 'BIGINT',
+    depth: 'BIGINT', reason: 'VARCHAR', peer: 'VARCHAR', attrs: 'MAP(VARCHAR, VARCHAR)'}"""
 
 _EVENTS = """
     CREATE VIEW e AS SELECT ts, seq, boot, ev, coalesce(vhost, '') vhost, coalesce(conn, 0) conn,
         coalesce(ch, 0) ch, coalesce("user", '') "user", coalesce(exchange, '') exchange,
         coalesce(rk, '') rk, coalesce(queue, '') queue, coalesce(msg, 0) msg,
         coalesce(ctag, '') ctag, coalesce(size, 0) size, coalesce(delivery_count, 0) delivery_count,
-        coalesce(routed, 0) routed, coalesce(n, 1) n, wait_us, hold_us, depth,
+        coalesce(persistent, false) persistent, coalesce(routed, 0) routed, coalesce(n, 1) n,
+        wait_us, hold_us, depth,
         coalesce(reason, '') reason, coalesce(peer, '') peer, attrs,
         ev = 'ack' OR (ev IN ('deliver', 'get') AND reason IS NOT DISTINCT FROM 'auto_ack') AS acks
     FROM lines
@@ -56,20 +57,45 @@ class Oracle:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
+_MOVES = """
+    SELECT ts, seq, boot, vhost, queue, n, if(ev = 'queue_delete', 0, depth) AS depth,
+        CASE WHEN ev IN ('publish', 'enqueue', 'requeue') THEN 1
+            WHEN ev IN ('queue_delete', 'queue_declare') THEN 0 ELSE -1 END AS way
+    FROM e WHERE queue != '' AND (
+        ev IN ('publish', 'enqueue', 'requeue', 'deliver', 'get', 'expire', 'purge', 'queue_delete')
+        OR (ev = 'drop' AND ctag = '')
+        OR (ev = 'dead_letter' AND reason IN ('maxlen', 'delivery_limit'))
+        OR (ev = 'queue_declare' AND reason = 'recovered'))
+"""
+# A zero for each queue that a start did not bring back, as an event of that moment.
+_FORGOTTEN = f"""
+    SELECT DISTINCT s.ts, s.seq, s.boot, m.vhost, m.queue, 0 AS n, 0 AS depth, 0 AS way
+    FROM e s JOIN ({_MOVES}) m ON m.ts < s.ts
+    WHERE s.ev = 'broker_start' AND NOT EXISTS (FROM e r WHERE r.boot = s.boot
+        AND r.ev = 'queue_declare' AND r.reason = 'recovered' AND r.vhost = m.vhost
+        AND r.queue = m.queue)
+        -- Once: nothing is forgotten twice.
+        AND s.ts = (SELECT min(o.ts) FROM e o WHERE o.ev = 'broker_start' AND o.ts > m.ts)
+"""
 # The depth event by event: what came and went so far, put right at every stamp.
-_FLOWS = """
-    SELECT "window", vhost, queue, coalesce(sum(n) FILTER (comes), 0)::BIGINT AS came,
-        coalesce(sum(n) FILTER (NOT comes), 0)::BIGINT AS went,
-        greatest(0, arg_max(ready, seq))::BIGINT AS depth
+_FLOWS = f"""
+    SELECT "window", vhost, queue, coalesce(sum(n) FILTER (way > 0), 0)::BIGINT AS came,
+        coalesce(sum(n) FILTER (way < 0), 0)::BIGINT AS went,
+        greatest(0, arg_max(ready, (ts, seq)))::BIGINT AS depth
     FROM (SELECT *, net + coalesce(last_value(depth - net IGNORE NULLS) OVER v, 0) AS ready
-        FROM (SELECT *, sum(if(comes, n, -n)) OVER w AS net
-            FROM (SELECT *, ts - ts % $WINDOW AS "window",
-                ev IN ('publish', 'enqueue', 'requeue') AS comes
-                FROM e WHERE queue != '' AND ev IN ('publish', 'enqueue', 'requeue', 'deliver',
-                    'get', 'expire', 'drop', 'purge'))
+        FROM (SELECT *, ts - ts % $WINDOW AS "window", sum(way * n) OVER w AS net
+            FROM ({_MOVES} UNION ALL {_FORGOTTEN})
             WINDOW w AS (PARTITION BY vhost, queue ORDER BY ts, seq))
         WINDOW v AS (PARTITION BY vhost, queue ORDER BY ts, seq))
     GROUP BY ALL
+"""
+# The depth at every window from a queue's first to the log's last.
+_DEPTHS = f"""
+    WITH f AS ({_FLOWS}), every AS (SELECT unnest(range((SELECT min("window") FROM f),
+        (SELECT max(ts - ts % $WINDOW) + 1 FROM e), $WINDOW)) AS "window")
+    SELECT every."window", vhost, queue, f.depth
+    FROM (SELECT DISTINCT vhost, queue FROM f) CROSS JOIN every
+        ASOF JOIN f USING (vhost, queue, "window")
 """
 
 _WAITS = """
@@ -108,15 +134,20 @@ QUESTIONS = {
             SELECT vhost, queue, ctag, boot, conn, ch, "user",
                 count(*) FILTER (ev = 'deliver') AS deliveries,
                 count(*) FILTER (ev = 'deliver' AND NOT acks) AS to_answer,
-                count(*) FILTER (ev != 'deliver') AS answers,
-                quantile_disc(hold_us, 0.5) FILTER (ev != 'deliver') AS p50,
-                quantile_disc(hold_us, 0.95) FILTER (ev != 'deliver') AS p95,
-                quantile_disc(hold_us, 0.99) FILTER (ev != 'deliver') AS p99,
-                max(hold_us) FILTER (ev != 'deliver') AS most,
-                sum(hold_us) FILTER (ev != 'deliver') AS held
-            FROM e WHERE ev IN ('deliver', 'ack', 'nack', 'reject') GROUP BY ALL)
+                count(*) FILTER (ev IN ('requeue', 'drop')) AS taken,
+                count(*) FILTER (is_answer) AS answers,
+                quantile_disc(hold_us, 0.5) FILTER (is_answer) AS p50,
+                quantile_disc(hold_us, 0.95) FILTER (is_answer) AS p95,
+                quantile_disc(hold_us, 0.99) FILTER (is_answer) AS p99,
+                max(hold_us) FILTER (is_answer) AS most,
+                sum(hold_us) FILTER (is_answer) AS held
+            FROM (SELECT *, ev IN ('ack', 'nack', 'reject') AS is_answer FROM e)
+            WHERE ctag != '' AND ev IN ('deliver', 'ack', 'nack', 'reject', 'requeue', 'drop')
+                AND NOT (ev = 'requeue' AND reason IN ('nack', 'reject'))
+            GROUP BY ALL)
         SELECT vhost, queue, ctag, boot, conn, ch, "user", deliveries, answers,
-            to_answer - answers AS unacked, p50 / 1e3 AS hold_p50_ms, p95 / 1e3 AS hold_p95_ms,
+            to_answer - answers - taken AS unacked,
+            p50 / 1e3 AS hold_p50_ms, p95 / 1e3 AS hold_p95_ms,
             p99 / 1e3 AS hold_p99_ms, most / 1e3 AS hold_max_ms,
             held / sum(held) OVER (PARTITION BY vhost, queue) AS hold_share,
             p50 / (SELECT quantile_disc(o.p50, 0.5) FROM c o
@@ -203,7 +234,7 @@ QUESTIONS = {
             coalesce(sum(n) FILTER (ev = 'log_gap'), 0)::BIGINT AS shed
         FROM e GROUP BY ALL""",
     "forecast": f"""
-        WITH d AS (SELECT *, "window" / 1e6 AS x FROM ({_FLOWS})),
+        WITH d AS (SELECT *, "window" / 1e6 AS x FROM ({_DEPTHS})),
         h AS (SELECT (min(x) + max(x)) / 2 AS half FROM d),
         r AS (SELECT vhost, queue, count(*) AS windows, arg_max(depth, x) AS depth,
             regr_slope(depth, x - half) AS slope, regr_sxx(depth, x - half) AS sxx,
@@ -217,20 +248,68 @@ QUESTIONS = {
             (1000000 - depth) / (slope + error) AS eta_low_s,
             (1000000 - depth) / (slope - error) AS eta_high_s
         FROM s WHERE slope - error > 0""",
+    # What nothing more is told of: taken by the first purge or deletion of its queue, or by the
+    # first start that did not bring it back.
     "lifecycle": """
         WITH lives AS (SELECT vhost, queue, msg, max(size) AS size, count(*) FILTER (ev = 'deliver')
                 AS deliveries, min(ts) FILTER (ev IN ('publish', 'enqueue')) AS published_at,
-                min(ts) FILTER (ev = 'deliver') AS delivered_at,
+                min(ts) FILTER (ev = 'deliver') AS delivered_at, max(persistent) AS persistent,
                 max(ts) FILTER (acks) AS acked,
                 max(ts) FILTER (ev = 'dead_letter') AS died,
-                max(ts) FILTER (ev = 'return') AS returned, max(ts) FILTER (ev = 'drop') AS dropped
-            FROM e WHERE msg != 0 AND NOT (ev = 'publish' AND routed > 1) GROUP BY ALL)
+                max(ts) FILTER (ev = 'return') AS returned, max(ts) FILTER (ev = 'drop') AS dropped,
+                max(ts) AS last, arg_max(ev, (ts, seq)) = 'deliver' AS is_held
+            FROM e WHERE msg != 0 AND NOT (ev = 'publish' AND routed > 1) GROUP BY ALL),
+        starts AS (SELECT l.vhost, l.queue, l.msg, min(s.ts) AS start, arg_min(s.boot, s.ts) AS boot
+            FROM lives l JOIN e s ON s.ev = 'broker_start' AND s.ts > l.last GROUP BY ALL),
+        restarted AS (SELECT l.*, start, persistent AND EXISTS (FROM e r WHERE r.boot = s.boot
+                AND r.ev = 'queue_declare' AND r.reason = 'recovered' AND r.queue = l.queue
+                AND r.vhost = l.vhost) AS stays
+            FROM lives l LEFT JOIN starts s USING (vhost, queue, msg)),
+        ends AS (SELECT *, if(stays, NULL, start) AS lost,
+            (SELECT min(ts) FROM e WHERE ev = 'purge' AND e.vhost = r.vhost AND e.queue = r.queue
+                AND ts > if(is_held, if(stays, start, NULL), last)) AS purged,
+            (SELECT min(ts) FROM e WHERE ev = 'queue_delete' AND e.vhost = r.vhost
+                AND e.queue = r.queue AND ts > last) AS deleted
+            FROM restarted r)
         SELECT vhost, queue, msg, size, deliveries, published_at, delivered_at,
-            coalesce(acked, died, returned, dropped) AS done_at, acked - published_at AS e2e_us,
+            coalesce(acked, died, returned, dropped, least(lost, purged, deleted)) AS done_at,
+            acked - published_at AS e2e_us,
             CASE WHEN acked IS NOT NULL THEN 'acked' WHEN died IS NOT NULL THEN 'dead_lettered'
                 WHEN returned IS NOT NULL THEN 'returned' WHEN dropped IS NOT NULL THEN 'dropped'
+                WHEN least(lost, purged, deleted) = lost THEN 'lost'
+                WHEN least(lost, purged, deleted) = purged THEN 'purged'
+                WHEN least(lost, purged, deleted) = deleted THEN 'dropped'
+                WHEN is_held AND NOT coalesce(stays, false) THEN 'unacked'
                 ELSE 'ready' END AS outcome
-        FROM lives""",
+        FROM ends""",
+    # Up the chain, by recursion: of those that held up whom one waits for, who did so longest.
+    "throttling": """
+        WITH RECURSIVE b AS (
+            SELECT boot, attrs['who'] AS who, attrs['by'] AS of, ts - coalesce(hold_us, 0) AS a,
+                ts AS z, n FROM e WHERE ev = 'credit_unblocked'
+            UNION ALL
+            SELECT boot, attrs['who'], attrs['by'], ts,
+                (SELECT max(ts) FROM e o WHERE o.boot = e.boot), 1
+            FROM e WHERE ev = 'credit_blocked' AND NOT EXISTS (FROM e u
+                WHERE u.ev = 'credit_unblocked' AND u.boot = e.boot AND u.ts >= e.ts
+                AND u.attrs['who'] = e.attrs['who'] AND u.attrs['by'] = e.attrs['by'])),
+        up AS (
+            SELECT row_number() OVER () AS id, *, of AS root, who || ' <- ' || of AS path, 0 AS step
+            FROM b
+            UNION ALL
+            SELECT * EXCLUDE rank FROM (
+                SELECT up.id, up.boot, up.who, up.of, up.a, up.z, up.n, c.of AS root,
+                    up.path || ' <- ' || c.of AS path, step + 1 AS step,
+                    row_number() OVER (PARTITION BY up.id, step
+                        ORDER BY least(c.z, up.z) - greatest(c.a, up.a) DESC, c.of DESC) AS rank
+                FROM up JOIN b c ON c.boot = up.boot AND c.who = up.root AND c.a < up.z
+                    AND c.z > up.a
+                WHERE step < 3)
+            WHERE rank = 1)
+        SELECT who, of AS waited_for, root, path, sum(n)::BIGINT AS times,
+            sum(z - a) / 1e6 AS blocked_s, max(z - a) / 1e6 AS longest_s
+        FROM (SELECT * FROM up QUALIFY row_number() OVER (PARTITION BY id ORDER BY step DESC) = 1)
+        GROUP BY ALL""",
     "anomalies": f"""
         WITH f AS ({_FLOWS}), span AS (SELECT min("window") AS a, max("window") AS b FROM f),
         every AS (SELECT unnest(range(a + $WINDOW, b, $WINDOW)) AS "window" FROM span),

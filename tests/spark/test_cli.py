@@ -6,8 +6,10 @@ import argparse
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from pyspark.sql import SparkSession
 from leveret.broker.cli.main import build_parser
 from leveret.spark_jobs import cli, commands, table
 from leveret.spark_jobs.lake import LakeError
+from leveret.spark_jobs.progress import Progress, progress, tasks
 from leveret.spark_jobs.runner import window_for
+from tests.spark.amqp import wait_until
 from tests.spark.conftest import Log
 
 
@@ -105,6 +109,15 @@ def test_no_lengths_of_time(text: str) -> None:
         pytest.param(["ingest"], id="no-log"),
         pytest.param(["run", "usage", "--limit", "0"], id="zero"),
         pytest.param(["doctor", "--conf", "spark.x"], id="conf"),
+        pytest.param(["doctor", "--conf", "=x"], id="conf-of-nothing"),
+        pytest.param(["run", "usage", "--since", "99999999d"], id="before-all-time"),
+        pytest.param(["run", "usage", "--since", "40000d"], id="longer-than-a-century"),
+        pytest.param(["run", "usage", "--since", "0001-01-01T00:00+14:00"], id="before-year-1"),
+        pytest.param(["run", "usage", "--until", "1969-12-31"], id="before-1970"),
+        pytest.param(["run", "usage", "--window", "9999999999999999d"], id="endless-window"),
+        pytest.param(["run", "usage", "--capacity", "9" * 30], id="too-many"),
+        pytest.param(["ingest", "--log", "x", "--lake", ""], id="empty-lake"),
+        pytest.param(["ingest", "--log", " "], id="empty-log"),
     ],
 )
 def test_asked_wrongly(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,6 +125,53 @@ def test_asked_wrongly(arguments: list[str], capsys: pytest.CaptureFixture[str])
         cli.main(arguments)
     assert ended.value.code == 2
     assert "leveret analytics" in capsys.readouterr().err
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_shown_how_far_it_is() -> None:
+    screen = Screen()
+    shown = Progress("taking in log", lambda: "3 of 8 tasks", screen, every_s=0.01)
+    shown.start()
+    shown.say("batch 2")
+    wait_until(lambda: "batch 2, 3 of 8 tasks" in screen.getvalue())
+    shown.close()
+    assert screen.getvalue().startswith("\r\x1b[Ktaking in log, 3 of 8 tasks")
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_elsewhere_there_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    shown = Progress("taking in log", str, out, every_s=0.01)
+    shown.start()
+    wait_until(lambda: out.getvalue().count("\n") >= 2)
+    shown.close()
+    for line in out.getvalue().splitlines():
+        assert re.fullmatch(r"leveret: taking in log … \(\d+ s so far\)", line)
+
+
+def test_what_is_over_soon_needs_no_line(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress("counting", spark):
+        assert spark.range(5).count() == 5
+        wait_until(lambda: tasks(spark) == "")
+    assert capsys.readouterr().err == ""
+
+
+def test_tasks_of_stages_that_run_are_counted(spark: SparkSession) -> None:
+    seen: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        # Spark tells of a stage a moment after it began.
+        slow = spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 300L)")
+        counting = pool.submit(slow.collect)
+        while not counting.done():
+            seen.append(tasks(spark))
+        counting.result()
+    assert any(one.endswith(" of 2 tasks") for one in seen)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +183,11 @@ def test_windows_fit_the_log(span_s: float, window_s: int) -> None:
 
 def test_tables_round_for_people() -> None:
     out = io.StringIO()
-    rows = [("a", 1234567, 0.12345, None, True), ("bb", 5, 1234.5, "x", False)]
-    table.write_table(("name", "count", "share", "more", "flag"), rows, out, limit=10)
+    rows = [("a", 1234567, 0.12345, None, True, 1234567), ("bb", 5, 1234.5, "x", False, 8)]
+    table.write_table(("name", "count", "share", "more", "flag", "msg"), rows, out, limit=10)
     assert out.getvalue().splitlines()[2:] == [
-        "  a     1,234,567  0.123        yes",
-        "  bb            5  1,234  x     no",
+        "  a     1,234,567  0.123        yes   1234567",
+        "  bb            5  1,234  x     no          8",
     ]
 
 

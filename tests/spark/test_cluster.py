@@ -125,14 +125,39 @@ def test_a_cluster_gives_the_same_answers(
         assert_same(there, rows(job.run(busy.inputs)), key)
 
 
-def test_spark_submit_runs_jobs(busy: Log, tmp_path: Path) -> None:
-    """There the master is spark-submit's choice, and the JVM is there first."""
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[1]"]
+def submit(log: Log, main: Path, *flags: str, env: dict[str, str]) -> str:
+    """What spark-submit printed; there the master is its choice, and the JVM is there first."""
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[1]", *flags]
     for setting in LOOPBACK:
         command += ["--conf", setting]
-    command += [str(MAIN), "run", "unroutable", "--lake", busy.lake.root, "--format", "csv"]
+    command += [str(main), "run", "unroutable", "--lake", log.lake.root, "--format", "csv"]
     done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=COMMAND_S, check=False
+        command, env=env, capture_output=True, text=True, timeout=COMMAND_S, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "shop,shop.orders,cancelled.eu,web,25,5,20" in done.stdout
+    return done.stdout
+
+
+def test_spark_submit_runs_jobs(busy: Log) -> None:
+    submit(busy, MAIN, env=environment())
+
+
+def test_spark_submit_takes_leveret_from_its_wheel(busy: Log, tmp_path: Path) -> None:
+    """As docs/analytics.md has it: nothing of Leveret is installed on the machine."""
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path)]
+    built = subprocess.run(
+        [*build, str(MAIN.parents[1])], capture_output=True, text=True, timeout=300, check=False
+    )
+    if built.returncode:
+        pytest.skip(f"the wheel cannot be built here: {built.stderr[-300:]}")
+    (wheel,) = tmp_path.glob("leveret-*.whl")
+    env = environment()
+    env.pop("PYTHONPATH", None)
+    main = tmp_path / "main.py"
+    where = "import leveret\nprint(leveret.__file__)\n"
+    main.write_text(
+        MAIN.read_text(encoding="utf-8").replace("import sys\n", f"import sys\n{where}"),
+        encoding="utf-8",
+    )
+    assert f"{wheel}/leveret/" in submit(busy, main, "--py-files", str(wheel), env=env)

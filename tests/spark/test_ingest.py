@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -15,7 +18,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from leveret.spark_jobs.generator import Plan, generate
+from leveret.spark_jobs.hadoop_files import create, read_text
 from leveret.spark_jobs.ingest import forget, ingest
+from leveret.spark_jobs.ingest_lock import alone, lock_of
 from leveret.spark_jobs.lake import Lake, LakeError, Selection, read_events, read_quarantine
 from tests.spark.conftest import SESSION
 
@@ -32,7 +37,7 @@ def in_files(lake: Lake) -> tuple[int, int]:
 
 
 def test_all_kinds_of_lines(spark: SparkSession, tmp_path: Path) -> None:
-    """Torn ones, ones that lack something, ones of the future; open and compressed segments."""
+    """Torn ones, ones that lack something, those of the future; open and compressed segments."""
     truth = generate(tmp_path / "log/events", Plan(messages=100, compress=True))
     folder = truth.files[0].parent
     (folder / "_open-x-1.jsonl").write_text("not yet\n", encoding="utf-8")
@@ -42,13 +47,14 @@ def test_all_kinds_of_lines(spark: SparkSession, tmp_path: Path) -> None:
         '{"ts":1772438400000002,"seq":3,"boot":"x"}',
         '{"ts":"noon","seq":4,"boot":"x","ev":"publish"}',
         '{"ts":1772438400000003,"seq":5,"boot":"x","ev":"pub',
+        '{"ts":1772438400000004,"seq":6,"boot":"x","ev":"publish","v":2}',
     ]
     (folder / "x-000001.jsonl").write_text("\n".join(odd), encoding="utf-8")
     lake = Lake(str(tmp_path / "lake"))
 
     done = ingest(spark, str(tmp_path / "log"), lake)
 
-    assert (done.events, done.malformed) == (truth.events + 2, 3)
+    assert (done.events, done.malformed) == (truth.events + 2, 4)
     events = read_events(spark, lake, Selection())
     strange = {row["ev"]: row for row in events.where("boot = 'x'").collect()}
     assert strange.keys() == {"publish", "kind_of_the_future"}
@@ -57,10 +63,11 @@ def test_all_kinds_of_lines(spark: SparkSession, tmp_path: Path) -> None:
     assert (first["v"], first["n"], first["queue"], first["persistent"]) == (1, 1, "", False)
     assert first["wait_us"] is None
     refused = {row["line"]: row for row in read_quarantine(spark, lake).collect()}
-    assert [refused[line]["reason"] for line in odd[3:]] == [
+    assert [refused[line]["reason"] for line in odd[3:5]] == [
         "not a JSON object of an event's fields"
     ] * 2
-    assert sorted(row["reason"] for row in refused.values())[0] == "no ev"
+    reasons = sorted(row["reason"] for row in refused.values())
+    assert (reasons[0], reasons[-1]) == ("no ev", "version 2, known is 1")
     assert all(row["file"].endswith("x-000001.jsonl") for row in refused.values())
 
 
@@ -81,26 +88,95 @@ def test_only_new_segments_are_taken_in(spark: SparkSession, tmp_path: Path) -> 
     assert 0 < first.events < truth.events
     assert first.events + second.events == truth.events
     assert third.batches == 0
+
+    # The same log in another place is not new, whatever its path.
+    (tmp_path / "log").rename(tmp_path / "archive of logs")
+    moved = ingest(spark, str(tmp_path / "archive of logs"), lake)
+
+    assert moved.batches == 0
     assert in_files(lake) == (truth.events, truth.events)
 
 
-def test_a_batch_that_was_not_noted_as_done_is_done_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def forget_that_it_was_done(lake: Lake) -> None:
     """What a kill between writing a batch and noting it leaves behind."""
-    truth = generate(tmp_path / "log/events", SMALL)
-    lake = Lake(str(tmp_path / "lake"))
-    ingest(spark, str(tmp_path / "log"), lake, files_per_batch=2)
     commits = Path(lake.checkpoint) / "commits"
     last = max(int(file.name) for file in commits.iterdir() if file.name.isdecimal())
     assert last > 0
     for name in (f"{last}", f".{last}.crc"):
         (commits / name).unlink()
 
+
+def test_a_batch_that_was_not_noted_as_done_is_done_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    truth = generate(tmp_path / "log/events", SMALL)
+    lake = Lake(str(tmp_path / "lake"))
+    ingest(spark, str(tmp_path / "log"), lake, files_per_batch=2)
+    forget_that_it_was_done(lake)
+
     again = ingest(spark, str(tmp_path / "log"), lake, files_per_batch=2)
 
     assert again.batches == 1
     assert in_files(lake) == (truth.events, truth.events)
+
+    # Now one of its segments is deleted as well: what is in the lake is more than what is left.
+    forget_that_it_was_done(lake)
+    truth.files[-1].unlink()
+    with pytest.raises(LakeError, match=f"{truth.files[-1].name} was being .*--accept-gone"):
+        ingest(spark, str(tmp_path / "log"), lake)
+    accepted = ingest(spark, str(tmp_path / "log"), lake, accept_gone=True)
+
+    assert (accepted.batches, accepted.gone) == (1, 1)
+    assert in_files(lake) == (truth.events, truth.events)
+
+
+def test_two_at_a_time_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    generate(tmp_path / "log/events", Plan(messages=20, problems=frozenset()))
+    lake = Lake(str(tmp_path / "lake"))
+    lock = Path(lock_of(lake))
+    with alone(spark, lake):
+        with pytest.raises(LakeError, match=f"process {os.getpid()} on .* delete {lock}"):
+            ingest(spark, str(tmp_path / "log"), lake)
+        assert lock.exists()
+    assert not lock.exists()
+    assert not Path(lake.bronze).exists()
+
+    def note_as_done(_: object) -> None:
+        """What another one does that got past the lock."""
+        (Path(lake.checkpoint) / "commits/0").write_text("v1\n{}", encoding="utf-8")
+
+    with pytest.raises(LakeError, match="another ingest works on"):
+        ingest(spark, str(tmp_path / "log"), lake, on_batch=note_as_done)
+    assert not lock.exists()
+
+
+def test_of_many_at_once_one_gets_the_lock(spark: SparkSession, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for attempt in range(20):
+            path = str(tmp_path / f"new/{attempt}.lock")
+            tries = [pool.submit(create, spark, path, str(number)) for number in range(8)]
+            (winner,) = (number for number, one in enumerate(tries) if one.result())
+            assert read_text(spark, path) == str(winner)
+
+
+def test_a_lock_outlives_its_process_only_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lock = Path(lock_of(lake))
+    lock.parent.mkdir(parents=True)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = {"host": socket.gethostname(), "since": "2026-03-02T08:00:00+00:00"}
+    for pid in (ended.pid, os.getpid()):
+        # This process has its own number, but did not write that.
+        lock.write_text(json.dumps({**here, "pid": pid}), encoding="utf-8")
+        with alone(spark, lake):
+            pass
+        assert not lock.exists()
+    for text in (json.dumps({**here, "host": "elsewhere", "pid": ended.pid}), ""):
+        lock.write_text(text, encoding="utf-8")
+        with pytest.raises(LakeError, match=f"delete {lock}"), alone(spark, lake):
+            pass
+        assert lock.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from pyspark.sql import SparkSession
 
 from leveret.broker.event_log.schema import Event
 from leveret.spark_jobs.generator_load import event
+from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.anomalies import anomalies
 from leveret.spark_jobs.jobs.backlog import backlog
-from leveret.spark_jobs.jobs.base import Options
+from leveret.spark_jobs.jobs.base import Inputs, Options
 from leveret.spark_jobs.jobs.fairness import fairness
 from leveret.spark_jobs.jobs.forecast import forecast
 from leveret.spark_jobs.jobs.lifecycle import lifecycle
@@ -21,7 +22,8 @@ from leveret.spark_jobs.jobs.queue_latency import waits
 from leveret.spark_jobs.jobs.slow_consumers import slow_consumers
 from leveret.spark_jobs.jobs.throttling import throttling
 from leveret.spark_jobs.jobs.unused import unused
-from tests.spark.answers import frame, inputs, rows
+from leveret.spark_jobs.lake import Selection, select
+from tests.spark.answers import frame, inputs, quarantine, rows
 
 SECOND = 1_000_000
 
@@ -36,6 +38,10 @@ def of(msg: int, *steps: str | tuple[str, dict[str, Any]], queue: str = "q") -> 
             given.setdefault("routed", 1)
         made.append(event(1000 * msg + number, ev, msg=msg, **given))
     return made
+
+
+def answer(job: str, given: Inputs) -> list[dict[str, Any]]:
+    return rows(JOBS[job].run(given))
 
 
 LIVES: list[tuple[str, list[Event], list[tuple[str, str]]]] = [
@@ -116,9 +122,13 @@ def test_what_the_broker_took_back_is_not_held(spark: SparkSession) -> None:
         event(4, "deliver", msg=4, **who),
         event(5, "ack", msg=1, hold_us=4, **who),
         event(6, "requeue", msg=2, reason="channel_closed", **who),
+        event(7, "deliver", msg=5, **who),
+        event(8, "requeue", msg=5, reason="consumer_timeout", **who),
+        event(9, "deliver", msg=6, **who),
+        event(10, "drop", msg=6, reason="queue_deleted", **who),
     ]
     (row,) = rows(slow_consumers(frame(spark, *events)))
-    assert (row["deliveries"], row["answers"], row["unacked"]) == (4, 1, 1)
+    assert (row["deliveries"], row["answers"], row["unacked"]) == (6, 1, 1)
     assert row["times_others"] is None, "there is nobody to compare with"
 
 
@@ -133,7 +143,7 @@ def test_a_consumer_that_gets_nothing_counts(spark: SparkSession) -> None:
 def test_depth_continues_from_the_last_stamp(spark: SparkSession) -> None:
     """Also where the log begins with a queue that has messages, and where nothing is stamped."""
     events = [
-        event(1 * SECOND, "publish", queue="q", msg=1, routed=1, depth=101),
+        event(1 * SECOND, "deliver", queue="q", msg=1, depth=101),
         event(2 * SECOND, "publish", queue="q", msg=2, routed=1),
         event(3 * SECOND, "deliver", queue="q", msg=3),
         event(4 * SECOND, "deliver", queue="q", msg=4, depth=99),
@@ -142,10 +152,19 @@ def test_depth_continues_from_the_last_stamp(spark: SparkSession) -> None:
         # Left for its length: it was ready. After an expire it has been counted already.
         event(6 * SECOND, "dead_letter", queue="q", msg=5, reason="maxlen"),
         event(7 * SECOND, "dead_letter", queue="q", msg=6, reason="expired"),
+        # Came back, and once too often.
+        event(8 * SECOND, "requeue", queue="q", msg=8, reason="nack"),
+        event(8 * SECOND, "dead_letter", queue="q", msg=8, reason="delivery_limit"),
+        event(9 * SECOND, "publish", queue="q", msg=9, routed=1),
+        # A consumer had one of what goes with the queue; who comes later finds it empty.
+        event(10 * SECOND, "drop", queue="q", msg=10, ctag="c", reason="queue_deleted"),
+        event(10 * SECOND, "queue_delete", queue="q", n=10),
+        event(10 * SECOND, "publish", queue="q", msg=11, routed=1),
     ]
     found = rows(backlog(frame(spark, *events), Options(window_s=1)))
     depths = {row["window"] // SECOND: row["depth"] for row in found}
-    assert depths == {1: 101, 2: 102, 3: 101, 4: 100, 5: 10, 6: 9}
+    assert depths == {1: 101, 2: 102, 3: 101, 4: 100, 5: 10, 6: 9, 8: 9, 9: 10, 10: 1}
+    assert sum(row["went"] for row in found) == 3 + 90 + 2
 
 
 def test_a_sample_stands_for_all_messages(spark: SparkSession) -> None:
@@ -162,9 +181,11 @@ def test_only_growing_queues_are_forecast(spark: SparkSession) -> None:
     events = []
     for second in range(20):
         at = second * SECOND
-        events.append(event(at, "publish", queue="grows", routed=1, depth=100 + 10 * second))
+        events.append(event(at, "deliver", queue="grows", depth=100 + 10 * second))
         events.append(event(at, "deliver", queue="shrinks", depth=1000 - 10 * second))
-        events.append(event(at, "publish", queue="steady", routed=1, depth=5 + second % 2))
+        events.append(event(at, "deliver", queue="steady", depth=5 + second % 2))
+        # Grew fast, and stands since.
+        events.append(event(min(second, 8) * SECOND, "publish", queue="stands", routed=1))
     options = Options(window_s=1, capacity=390)
     (row,) = rows(forecast(inputs(frame(spark, *events), options)))
     assert (row["queue"], row["depth"]) == ("grows", 290)
@@ -256,12 +277,58 @@ def test_unused_knows_patterns_and_deletions(spark: SparkSession) -> None:
         event(10, "publish", exchange="t", rk="a.b", routed=1, queue="q"),
         event(11, "publish", exchange="f", rk="", routed=1, queue="q"),
         event(12, "publish", exchange="d", rk="k", routed=1, queue="q"),
+        # From exchange to exchange, and to the alternate one.
+        event(1, "exchange_declare", exchange="d2", attrs={"alternate-exchange": "rest"}),
+        *(
+            event(1, "exchange_declare", exchange=name)
+            for name in ("e1", "e2", "e3", "rest", "no", "lone")
+        ),
+        event(3, "bind", exchange="t", rk="a.#", attrs={"destination": "e1"}),
+        event(3, "bind", exchange="t", rk="b.#", attrs={"destination": "no"}),
+        event(3, "bind", exchange="e1", rk="a.b", attrs={"destination": "e2"}),
+        event(3, "bind", exchange="e2", rk="a.b", attrs={"destination": "e3"}),
+        event(3, "bind", exchange="e3", rk="a.b", queue="q"),
+        event(13, "publish", exchange="d2", rk="a", routed=1, queue="q"),
     ]
-    found = {(row["kind"], row["name"]): row for row in rows(unused(frame(spark, *events)))}
+    answer = unused(frame(spark, *events), {"a": 1.0, "b": 1.0})
+    found = {(row["kind"], row["name"]): row for row in rows(answer)}
     assert ("exchange", "gone") not in found
     assert ("queue", "forgotten") not in found
     assert ("binding", "d -> again (x)") not in found, "it ended with the queue"
     assert found["queue", "again"]["last_used"] is None
+    assert {row["certain"] for row in found.values()} == {True}
     used = {name for (_, name), row in found.items() if row["last_used"] is not None}
     matching = {f"t -> q ({pattern})" for pattern in ("a.*", "a.#", "#", "a.b")}
-    assert used == matching | {"f -> q (anything)", "d -> q (k)", "t", "f", "d"}
+    assert used == matching | {
+        *("f -> q (anything)", "d -> q (k)", "t", "f", "d"),
+        *("t -> e1 (a.#)", "e1 -> e2 (a.b)", "e2 -> e3 (a.b)", "e3 -> q (a.b)"),
+        *("e1", "e2", "e3", "no", "d2", "rest"),
+    }
+    assert found["exchange", "e3"]["last_used"] == 10
+
+
+def test_a_sample_cannot_tell_what_is_unused(spark: SparkSession) -> None:
+    """And of one queue only what is its own is told, with the use that others make of it."""
+    events = frame(
+        spark,
+        event(1, "exchange_declare", exchange="x", attrs={"type": "direct"}),
+        *(event(1, "queue_declare", queue=name, vhost="/") for name in ("q", "other")),
+        event(2, "bind", exchange="x", rk="k", queue="q", vhost="/"),
+        event(2, "bind", exchange="x", rk="o", queue="other", vhost="/"),
+        event(3, "publish", exchange="x", rk="k", routed=2, vhost="/", conn=1),
+        event(4, "consume", queue="q", vhost="/", conn=2),
+        *(event(5, "connection_open", vhost="/", conn=conn, peer=f"h{conn}:1") for conn in (1, 2)),
+        event(6, "enqueue", queue="q", exchange="x", rk="k", vhost="/"),
+    )
+    chosen = select(events, Selection(vhost="/", queue="q"))
+    given = Inputs(chosen, quarantine(spark), Options(), {"b": 0.5}, events, "/", "q")
+    assert sorted(
+        (r["kind"], r["name"], r["last_used"], r["certain"]) for r in answer("unused", given)
+    ) == [
+        ("binding", "x -> q (k)", 3, False),
+        ("queue", "q", 6, False),
+    ]
+    assert [(r["exchange"], r["rk"], r["n"]) for r in answer("hot_keys", given)] == [("x", "k", 1)]
+    assert [(r["host"], r["opens"]) for r in answer("churn", given)] == [("h2", 1)]
+    (quality_row,) = answer("quality", given)
+    assert (quality_row["events"], quality_row["missing"]) == (10, 0)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from leveret.broker.event_log.schema import Event, encode_lines
 from leveret.spark_jobs.cli import JOB_NAMES
+from leveret.spark_jobs.generator_load import event
 from leveret.spark_jobs.jobs import JOBS
+from leveret.spark_jobs.jobs.base import Options
+from leveret.spark_jobs.lake import Selection
 from leveret.spark_jobs.report import Report
-from leveret.spark_jobs.runner import keep
-from tests.spark.answers import assert_same, rows
+from leveret.spark_jobs.runner import keep, open_inputs
+from tests.spark.answers import as_numbered, assert_same, frame, inputs, rows
 from tests.spark.conftest import Log
 from tests.spark.oracle import QUESTIONS, Oracle
 
@@ -36,6 +41,7 @@ KEYS = {
     "forecast": ("vhost", "queue"),
     "lifecycle": ("vhost", "queue", "msg"),
     "anomalies": ("window", "vhost", "queue", "metric"),
+    "throttling": ("who", "waited_for", "path"),
 }
 
 
@@ -65,8 +71,82 @@ def test_job_agrees_with_duckdb(answer: Answer, oracle: Oracle, job: str) -> Non
 
 
 def test_every_job_is_compared() -> None:
-    """Throttling has a test of its own: DuckDB has no shorter way to walk a chain."""
-    assert set(QUESTIONS) | {"throttling"} == set(JOBS)
+    assert set(QUESTIONS) == set(KEYS) == set(JOBS)
+
+
+def troubled() -> list[Event]:
+    """Two restarts, and queues that are purged, deleted, recovered and forgotten."""
+    events: list[Event] = []
+
+    def add(boot: str, ev: str, **fields: object) -> None:
+        at = 1_000_000 * (100 * "abc".index(boot) + len(events))
+        if "ctag" in fields:
+            fields["ctag"] = f"c-{boot}"
+        events.append(event(at, ev, boot=boot, **fields))
+
+    def send(boot: str, queue: str, *numbers: int, persistent: bool = True) -> None:
+        for msg in numbers:
+            place = {"vhost": "/", "queue": queue, "msg": msg}
+            add(boot, "publish", **place, persistent=persistent, routed=1)
+
+    def of(queue: str, msg: int = 0, **fields: object) -> dict[str, object]:
+        return {"vhost": "/", "queue": queue, "msg": msg, **fields}
+
+    taker = {"ctag": "c", "conn": 1, "ch": 1}
+    add("a", "broker_start")
+    send("a", "kept", 1, 2, 3)
+    send("a", "kept", 4, 5, persistent=False)
+    send("a", "forgotten", 6, 7)
+    send("a", "purged", 8, 9, 10)
+    add("a", "deliver", **of("purged", 8), **taker, depth=2)
+    add("a", "purge", **of("purged"), n=2, depth=0)
+    send("a", "purged", 11)
+    send("a", "deleted", 12, 13, 14)
+    add("a", "deliver", **of("deleted", 12), **taker, depth=2)
+    add("a", "drop", **of("deleted", 12), **taker, reason="queue_deleted")
+    add("a", "drop", **of("deleted", 13), reason="queue_deleted")
+    add("a", "queue_delete", **of("deleted"), n=2)
+    send("a", "deleted", 15)
+    add("a", "deliver", **of("kept", 1), **taker, depth=4)
+    for msg in (1, 6):
+        add("a", "credit_blocked", attrs={"who": f"channel:{msg}/1", "by": "queue://kept"})
+    add("b", "broker_start")
+    add("b", "queue_declare", **of("kept"), reason="recovered", depth=3)
+    add("b", "queue_declare", **of("purged"), reason="recovered", depth=2)
+    send("b", "forgotten", 16)
+    add("b", "purge", **of("purged"), n=2, depth=0)
+    send("b", "limited", 17)
+    for _ in range(2):
+        add("b", "deliver", **of("limited", 17), **taker, depth=0, wait_us=1)
+        add("b", "requeue", **of("limited", 17), **taker, reason="consumer_timeout")
+    add("b", "dead_letter", **of("limited", 17), reason="delivery_limit")
+    add("b", "deliver", **of("kept", 2), **taker, wait_us=2, depth=2)
+    add("b", "ack", **of("kept", 2), **taker, hold_us=5)
+    add("c", "broker_start")
+    add("c", "queue_declare", **of("kept"), reason="recovered", depth=2)
+    add("c", "broker_stop")
+    return events
+
+
+def test_restarts_purges_and_deletions(spark: SparkSession, tmp_path: Path) -> None:
+    events = frame(spark, *troubled())
+    lines = tmp_path / "lines.jsonl"
+    lines.write_bytes(encode_lines(as_numbered(troubled())))
+    oracle = Oracle([lines], window_s=10)
+    given = inputs(events, Options(window_s=10))
+    found = {}
+    for job in ("backlog", "lifecycle", "slow_consumers", "forecast", "throttling"):
+        found[job] = rows(JOBS[job].run(given))
+        assert_same(found[job], oracle.ask(job), KEYS[job])
+    last = {row["queue"]: row for row in sorted(found["backlog"], key=lambda row: row["window"])}
+    assert {queue: row["depth"] for queue, row in last.items()} == {
+        **{"kept": 2, "forgotten": 0, "purged": 0, "deleted": 0, "limited": 0}
+    }
+    assert {row["msg"]: row["outcome"] for row in found["lifecycle"]} == {
+        **{1: "ready", 2: "acked", 3: "ready", 4: "lost", 5: "lost", 6: "lost", 7: "lost"},
+        **{8: "purged", 9: "purged", 10: "purged", 11: "purged", 12: "dropped", 13: "dropped"},
+        **{14: "dropped", 15: "lost", 16: "lost", 17: "dead_lettered"},
+    }
 
 
 def test_the_command_line_names_every_job() -> None:
@@ -92,6 +172,14 @@ def test_figures_are_what_was_generated(busy: Log, answer: Answer) -> None:
         assert given[queue] == count + (poison is not None and queue == poison[:2])
 
 
+def test_nothing_is_missing_where_a_part_is_asked_for(spark: SparkSession, busy: Log) -> None:
+    part = open_inputs(
+        spark, busy.lake, Selection(vhost="shop", queue="orders"), Options(), auto_window=False
+    )
+    (quality,) = rows(JOBS["quality"].run(part))
+    assert (quality["events"], quality["missing"]) == (busy.truth.events, 0)
+
+
 def test_unroutable_messages_are_those_planted(busy: Log, answer: Answer) -> None:
     found = answer("unroutable")
     planted = busy.truth.planted
@@ -103,7 +191,7 @@ def test_unroutable_messages_are_those_planted(busy: Log, answer: Answer) -> Non
 def test_the_poison_message_is_the_one_planted(busy: Log, answer: Answer) -> None:
     (row,) = answer("poison")
     assert (row["vhost"], row["queue"], row["msg"]) == busy.truth.planted.poison
-    assert row["reasons"] == "delivery_limit, discard, nack, requeue"
+    assert row["reasons"] == "delivery_limit, nack, requeue"
 
 
 def test_the_backlog_ends_with_what_was_left(busy: Log, answer: Answer) -> None:

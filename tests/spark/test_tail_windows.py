@@ -26,6 +26,7 @@ def part(
     waits: int = 1,
     depth: int | None = None,
     at: int = 0,
+    after: float | None = None,
     is_new: bool = False,
 ) -> Summary:
     bucket = None if wait_us is None else math.floor(math.log(wait_us) / math.log(BUCKET_RATIO))
@@ -43,6 +44,7 @@ def part(
         is_new=is_new,
         depth=depth,
         depth_at=(at, 0),
+        after=came - went if after is None else after,
     )
 
 
@@ -82,6 +84,17 @@ def test_the_depth_goes_on_between_stamps() -> None:
     windows.add([part(10, came=50, went=20), part(20, went=500), part(30)])
     depths = [(first.depth, first.slope) for (first,) in close(windows)]
     assert depths == [(100, 0.0), (130, 3.0), (0, -13.0)]
+
+
+def test_what_came_after_a_stamp_counts() -> None:
+    """A consumer takes the one message there is and dies: nothing is stamped any more."""
+    windows = Windows(10, gap=1)
+    windows.add([part(0, came=1001, after=1000, depth=0, at=5)])
+    windows.add([part(0, went=1, wait_us=10, after=0, depth=0, at=5)])
+    # The rest of the window comes in another batch, before and after a stamp of its own.
+    windows.add([part(10, came=50), part(10, came=7, after=3, depth=1054, at=15)])
+    windows.add([part(10, went=2), part(20)])
+    assert [first.depth for (first,) in close(windows)] == [1000, 1055]
 
 
 def test_a_slope_needs_no_depth() -> None:
