@@ -88,11 +88,6 @@ def test_job_agrees_with_duckdb(answer: Answer, oracle: Oracle, job: str) -> Non
     assert_same(answer(job), oracle.ask(job), KEYS[job])
 
 
-def test_nobody_was_slowed_down(answer: Answer) -> None:
-    """The one job that DuckDB is not asked about."""
-    assert answer("throttling") == []
-
-
 def test_the_log_is_whole(answer: Answer) -> None:
     (quality,) = answer("quality")
     assert (quality["missing"], quality["duplicates"], quality["malformed"]) == (0, 0, 0)
