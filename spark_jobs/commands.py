@@ -25,10 +25,10 @@ from leveret.spark_jobs.demo_actors import DemoError
 from leveret.spark_jobs.ingest import FILES_PER_BATCH, Ingested, ingest
 from leveret.spark_jobs.java import NoJava
 from leveret.spark_jobs.jobs import JOBS
-from leveret.spark_jobs.jobs.base import Inputs, Options
+from leveret.spark_jobs.jobs.base import Inputs, Job, Options
 from leveret.spark_jobs.lake import Lake, LakeError, Selection
 from leveret.spark_jobs.progress import progress
-from leveret.spark_jobs.runner import keep, open_inputs
+from leveret.spark_jobs.runner import at_once, keep, open_inputs
 from leveret.spark_jobs.session import build_session
 
 # As shells report a program that Ctrl-C ended.
@@ -97,12 +97,15 @@ def _all(spark: SparkSession, options: argparse.Namespace) -> int:
     if options.log is not None:
         _take_in(spark, options.log, lake)
     inputs = _inputs(spark, lake, options)
-    rows = []
-    for number, (name, job) in enumerate(JOBS.items(), 1):
-        started = time.monotonic()
-        with progress(f"{number}/{len(JOBS)} {name}", spark):
+    with progress("jobs", spark) as shown:
+
+        def row(job: Job) -> tuple[str, int, float, str]:
+            shown.say(f"{job.name}, one of {len(JOBS)}")
+            started = time.monotonic()
             count = keep(spark, job, inputs, lake).count()
-        rows.append((name, count, time.monotonic() - started, lake.result(job.layer, name)))
+            return job.name, count, time.monotonic() - started, lake.result(job.layer, job.name)
+
+        rows = list(at_once(spark, JOBS.values(), row).values())
     table.write_table(("job", "rows", "seconds", "in"), rows, sys.stdout, limit=len(rows))
     return 0
 

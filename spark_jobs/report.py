@@ -28,7 +28,7 @@ from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.base import Inputs, Job, is_
 from leveret.spark_jobs.lake import Lake, LakeError
 from leveret.spark_jobs.report_tables import VIEWS, Column
-from leveret.spark_jobs.runner import keep, rows_of, span
+from leveret.spark_jobs.runner import at_once, keep, rows_of, span
 from leveret.spark_jobs.scope import ABOUT, Scope
 
 # A table in the report shows this many rows; the lake has all.
@@ -64,7 +64,7 @@ def write(
 ) -> Report:
     """Run every job and write the report. Raises LakeError without events, and OSError.
 
-    ``on_job`` is told the name of each job as it begins.
+    ``on_job`` is told the name of each job as it begins, by one of several threads.
     """
     report = make(spark, inputs, lake, on_job)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +76,14 @@ def make(
     spark: SparkSession, inputs: Inputs, lake: Lake, on_job: Callable[[str], None] | None = None
 ) -> Report:
     first, last = span(inputs.events)
-    answers = {}
-    for name, job in JOBS.items():
-        if name not in _NOT_SHOWN:
-            if on_job is not None:
-                on_job(name)
-            answers[name] = rows_of(keep(spark, job, inputs, lake))
+
+    def answer(job: Job) -> Sequence[dict[str, Any]]:
+        if on_job is not None:
+            on_job(job.name)
+        return rows_of(keep(spark, job, inputs, lake))
+
+    shown = [job for name, job in JOBS.items() if name not in _NOT_SHOWN]
+    answers = at_once(spark, shown, answer)
     scope = _scope(inputs, answers, first, last)
     found = findings.find(answers, scope)
     return Report(scope, found, answers, render(answers, found, scope))

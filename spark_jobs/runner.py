@@ -6,9 +6,10 @@ each answer replaces the one before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,6 +20,10 @@ from leveret.spark_jobs.lake import Lake, LakeError, Selection, read_events, rea
 # Lengths that people think in, and how many windows make a readable chart.
 _LENGTHS_S: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 21_600, 86_400)
 _WINDOWS: Final = 120
+# Jobs that run at the same time: while one is planned, or waits for its last task, others compute.
+_AT_ONCE: Final = 4
+
+Made = TypeVar("Made")
 
 
 def open_inputs(
@@ -73,6 +78,26 @@ def keep(spark: SparkSession, job: Job, inputs: Inputs, lake: Lake) -> DataFrame
     path = lake.result(job.layer, job.name)
     job.run(inputs).write.mode("overwrite").parquet(path)
     return job.ordered(spark.read.schema(job.schema).parquet(path))
+
+
+def at_once(
+    spark: SparkSession, jobs: Iterable[Job], work: Callable[[Job], Made]
+) -> dict[str, Made]:
+    """What ``work`` makes of each job, by its name; several are worked on at the same time.
+
+    Raises what the first that failed raised; the others are given up then, as on Ctrl-C.
+    """
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="job") as pool:
+        begun = {job.name: pool.submit(work, job) for job in jobs}
+        try:
+            return {name: future.result() for name, future in begun.items()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            # One that is between two of Spark's jobs would begin the next.
+            while running := [future for future in begun.values() if not future.done()]:
+                spark.sparkContext.cancelAllJobs()
+                wait(running, timeout=0.2)
+            raise
 
 
 def rows_of(answer: DataFrame) -> Sequence[dict[str, Any]]:

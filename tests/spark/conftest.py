@@ -42,7 +42,7 @@ class Log:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = build_session("tests", master="local[1]", conf=SESSION)
+    session = build_session("tests", master="local[2]", conf=SESSION)
     yield session
     session.stop()
 

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +19,11 @@ from pyspark.sql import SparkSession
 
 from leveret.broker.cli.main import build_parser
 from leveret.spark_jobs import cli, commands, table
+from leveret.spark_jobs.jobs import JOBS
+from leveret.spark_jobs.jobs.base import Job
 from leveret.spark_jobs.lake import LakeError
 from leveret.spark_jobs.progress import Progress, progress, tasks
-from leveret.spark_jobs.runner import window_for
+from leveret.spark_jobs.runner import at_once, window_for
 from tests.spark.amqp import wait_until
 from tests.spark.conftest import Log
 
@@ -63,6 +66,37 @@ def test_a_table_is_shown_and_the_answer_kept(
     assert "--limit shows more" in shown
     kept = spark.read.parquet(f"{busy.lake.root}/gold/unroutable")
     assert kept.count() == 2
+
+
+def test_jobs_run_at_the_same_time(spark: SparkSession) -> None:
+    """Each of two waits for the other to have begun; answers come in the order of the jobs."""
+    both = threading.Barrier(2, timeout=60)
+
+    def work(job: Job) -> tuple[str, int]:
+        both.wait()
+        return job.name, spark.range(3).count()
+
+    jobs = [JOBS["usage"], JOBS["backlog"]]
+    assert list(at_once(spark, jobs, work).items()) == [
+        ("usage", ("usage", 3)),
+        ("backlog", ("backlog", 3)),
+    ]
+
+
+def test_a_job_that_fails_ends_the_others(spark: SparkSession) -> None:
+    begun: list[str] = []
+    jobs = list(JOBS.values())
+
+    def work(job: Job) -> None:
+        begun.append(job.name)
+        if job is jobs[0]:
+            raise LakeError("no more")
+        # Would take hours.
+        spark.range(10**13).selectExpr("sum(id)").collect()
+
+    with pytest.raises(LakeError, match="no more"):
+        at_once(spark, jobs, work)
+    assert len(begun) < len(jobs)
 
 
 def test_a_time_without_events_is_told(spark: SparkSession, busy: Log) -> None:
