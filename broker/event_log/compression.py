@@ -12,7 +12,8 @@ from typing import Any
 
 # Fast, and nearly as small as it gets: names and times repeat from line to line.
 LEVEL = 3
-_CHUNK = 1 << 20
+# Large: a busy event loop makes this thread wait for the GIL after each.
+_CHUNK = 8 << 20
 
 
 class EventLogError(Exception):

@@ -90,8 +90,13 @@ class Segments:
         segment.last_us = last_us
 
     @property
+    def room(self) -> int:
+        """How many bytes the segment takes until it is full."""
+        return self._settings.segment_bytes - (0 if self._open is None else self._open.size)
+
+    @property
     def is_full(self) -> bool:
-        return self._open is not None and self._open.size >= self._settings.segment_bytes
+        return self.room <= 0
 
     def _begin(self, first_us: int) -> _Open:
         day = datetime.fromtimestamp(first_us / 1_000_000, UTC)

@@ -8,6 +8,10 @@ the loop.
 While the disk refuses, what was handed over waits here in its order and is tried again each time
 the journal asks (``Retry``). The thread never sleeps, never gives up before the broker stops, and
 raises nothing: whoever keeps a log must not end for it.
+
+A busy event loop leaves the GIL to this thread for moments only, every few milliseconds. So what
+has been handed over meanwhile is taken together, formatted together and written together: the
+busier the loop, the more is done in each of these moments.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from leveret.protocol.lines import Entry
 
 log = logging.getLogger(__name__)
+
+# Batches that wait are written together up to this, which is what their lines take in memory.
+TOGETHER_BYTES = 4 * 1024**2
 
 
 class Batch(NamedTuple):
@@ -99,20 +106,26 @@ class SegmentWriter:
 
     def _run(self) -> None:
         is_recovered = False
-        item: Batch | Seal | Retry | Stop
-        while True:
-            item = self._inbox.get()
+        is_stopped = False
+        while not is_stopped:
+            items = [self._inbox.get()]
+            # Nobody else takes from it.
+            while not self._inbox.empty():
+                items.append(self._inbox.get())
             if not is_recovered:
                 is_recovered = True
-                self._recover(item)
-            if isinstance(item, Batch | Seal):
-                self._backlog.append(item)
-            elif isinstance(item, Stop):
-                self._backlog.append(Seal(item.now_us))
-            if self._trouble is None or isinstance(item, Retry | Stop):
+                self._recover(items[0])
+            is_retry = False
+            for item in items:
+                if isinstance(item, Batch | Seal):
+                    self._backlog.append(item)
+                elif isinstance(item, Stop):
+                    self._backlog.append(Seal(item.now_us))
+                    is_stopped = True
+                else:
+                    is_retry = True
+            if self._trouble is None or is_retry or is_stopped:
                 self._work()
-            if isinstance(item, Stop):
-                break
         if self._trouble is not None:
             log.error("the event log's last lines are lost: %s", self._trouble)
         self._segments.close()
@@ -127,12 +140,18 @@ class SegmentWriter:
 
     def _work(self) -> None:
         while self._backlog:
-            item = self._backlog[0]
             written = 0
+            item = self._backlog[0]
+            batches = self._together()
             try:
-                written = self._do(item)
+                if isinstance(item, Seal):
+                    self._segments.seal(item.now_us)
+                else:
+                    written = self._write(batches)
             except OSError as error:
                 self._note_trouble(error)
+                # Whoever keeps the error keeps a view of it, and then it could not grow.
+                self._buffer = bytearray()
                 self._report(Report(0, 0, self._segments.sealed_count, self._trouble))
                 return
             except Exception:
@@ -141,21 +160,32 @@ class SegmentWriter:
             if self._trouble is not None:
                 self._trouble = None
                 log.warning("the event log is written again")
-            self._backlog.popleft()
+            for _ in range(len(batches) or 1):
+                self._backlog.popleft()
             if self._segments.is_full:
-                assert isinstance(item, Batch)
-                self._backlog.appendleft(Seal(item.last_us))
-            size = item.size if isinstance(item, Batch) else 0
+                self._backlog.appendleft(Seal(batches[-1].last_us))
+            size = sum([batch.size for batch in batches])
             self._report(Report(size, written, self._segments.sealed_count, None))
 
-    def _do(self, item: Batch | Seal) -> int:
-        """How many bytes were written."""
-        if isinstance(item, Seal):
-            self._segments.seal(item.now_us)
-            return 0
-        size = format_lines(item.entries, self._buffer)
+    def _together(self) -> list[Batch]:
+        """Those that are next, as many as the segment has room for; none if it is to be sealed."""
+        room = min(self._segments.room, TOGETHER_BYTES)
+        batches: list[Batch] = []
+        for item in self._backlog:
+            if isinstance(item, Seal) or (batches and room <= 0):
+                break
+            batches.append(item)
+            room -= item.size
+        return batches
+
+    def _write(self, batches: list[Batch]) -> int:
+        """How many bytes it took."""
+        entries = batches[0].entries
+        if len(batches) > 1:
+            entries = [entry for batch in batches for entry in batch.entries]
+        size = format_lines(entries, self._buffer)
         with memoryview(self._buffer)[:size] as lines:
-            self._segments.write(lines, item.first_us, item.last_us)
+            self._segments.write(lines, batches[0].first_us, batches[-1].last_us)
         return size
 
     def _note_trouble(self, error: OSError) -> None:

@@ -25,6 +25,8 @@ class Disk:
         self._is_free.set()
         self.is_full = False
         self.refused = 0
+        # What was asked for, in bytes.
+        self.writes: list[int] = []
         monkeypatch.setattr(os, "pwrite", self._write)
 
     def hold(self) -> None:
@@ -44,6 +46,7 @@ class Disk:
         await wait_until(was_refused)
 
     def _write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.writes.append(len(data))
         assert self._is_free.wait(DEADLINE_S)
         if self.is_full:
             # As a real one does: some of it, then nothing.

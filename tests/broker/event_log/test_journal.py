@@ -15,6 +15,7 @@ import pytest
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
 from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal, Template
+from leveret.broker.event_log.writer import TOGETHER_BYTES
 from leveret.broker.server import Broker
 from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.event_log.disk import Disk
@@ -144,6 +145,24 @@ async def test_a_slow_disk_sheds_and_says_so(
     assert only(events, "log_gap").n == shed
     assert events.index(only(events, "log_gap")) == len(events) - 12
     assert journal.statistics()["pending"] == 0
+
+
+async def test_what_has_waited_is_written_together(
+    settings: Settings, clock: VirtualClock, disk: Disk, folder: Path
+) -> None:
+    """Or the thread would take as many turns at the GIL as there are batches."""
+    journal = Journal(replace(settings, event_log="all", event_log_buffer=2**30), clock)
+    await journal.start()
+    disk.hold()
+    write_lines(journal, BATCH_BYTES // 200 + 1)
+    await wait_until(lambda: disk.writes)
+    for _ in range(40):
+        write_lines(journal, BATCH_BYTES // 200 + 1)
+    disk.release()
+    await journal.stop()
+    assert 3 <= len(disk.writes) <= 6
+    assert max(disk.writes) > TOGETHER_BYTES / 2
+    assert_no_gaps(read_events(folder))
 
 
 async def test_a_stop_while_shedding_tells_the_gap(
