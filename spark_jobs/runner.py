@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -85,17 +86,24 @@ def at_once(
 ) -> dict[str, Made]:
     """What ``work`` makes of each job, by its name; several are worked on at the same time.
 
-    Raises what the first that failed raised; the others are given up then, as on Ctrl-C.
+    Raises what the first that failed raised; the others are given up then, as on Ctrl-C. Whatever
+    else the session works on goes on.
     """
+    tag = f"leveret-{uuid4().hex}"
+
+    def tagged(job: Job) -> Made:
+        spark.sparkContext.addJobTag(tag)
+        return work(job)
+
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="job") as pool:
-        begun = {job.name: pool.submit(work, job) for job in jobs}
+        begun = {job.name: pool.submit(tagged, job) for job in jobs}
         try:
             return {name: future.result() for name, future in begun.items()}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             # One that is between two of Spark's jobs would begin the next.
             while running := [future for future in begun.values() if not future.done()]:
-                spark.sparkContext.cancelAllJobs()
+                spark.sparkContext.cancelJobsWithTag(tag)
                 wait(running, timeout=0.2)
             raise
 

@@ -36,6 +36,8 @@ _QUIET: Final = {
     # Empty marker files that nobody reads.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.shuffle.partitions": "8",
+    # Where in a program each expression was written: six calls into Java for every one of them.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 _LOCAL: Final = {

@@ -6,11 +6,10 @@ import argparse
 import csv
 import io
 import json
-import re
+import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,31 +20,39 @@ from leveret.broker.cli.main import build_parser
 from leveret.spark_jobs import cli, commands, table
 from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.base import Job
-from leveret.spark_jobs.lake import LakeError
-from leveret.spark_jobs.progress import Progress, progress, tasks
+from leveret.spark_jobs.lake import Lake, LakeError
 from leveret.spark_jobs.runner import at_once, window_for
-from tests.spark.amqp import wait_until
 from tests.spark.conftest import Log
 
 
-def ask(spark: SparkSession, log: Log, *arguments: str) -> int:
+@pytest.fixture(scope="module")
+def lake(busy: Log, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Commands keep their answers here, beside the same events."""
+    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    shutil.copytree(busy.lake.bronze, lake.bronze)
+    return lake
+
+
+def ask(spark: SparkSession, lake: Lake, *arguments: str) -> int:
     """A command in the tests' session."""
     command, *rest = arguments
-    options = build_parser().parse_args(["analytics", command, "--lake", log.lake.root, *rest])
+    options = build_parser().parse_args(["analytics", command, "--lake", lake.root, *rest])
     return commands.execute(spark, options)
 
 
-def test_csv_is_printed(spark: SparkSession, busy: Log, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(spark, busy, "run", "usage", "--format", "csv") == 0
+def test_csv_is_printed(
+    spark: SparkSession, busy: Log, lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(spark, lake, "run", "usage", "--format", "csv") == 0
     shown = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     sums = {(row["vhost"], row["user"]): int(row["msgs_in"]) for row in shown}
     assert sums["shop", "web"] == busy.truth.published["shop", "web"] + 50
 
 
-def test_json_is_written(spark: SparkSession, busy: Log, tmp_path: Path) -> None:
+def test_json_is_written(spark: SparkSession, busy: Log, lake: Lake, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--format", "json", "--output", str(out), "--window", "1m", "--vhost", "billing"]
-    assert ask(spark, busy, "run", "dead_letters", "poison", *flags) == 0
+    assert ask(spark, lake, "run", "dead_letters", "poison", *flags) == 0
     (poison,) = (out / "poison.json").read_text(encoding="utf-8").splitlines()
     row = json.loads(poison)
     assert busy.truth.planted.poison is not None
@@ -56,15 +63,15 @@ def test_json_is_written(spark: SparkSession, busy: Log, tmp_path: Path) -> None
 
 
 def test_a_table_is_shown_and_the_answer_kept(
-    spark: SparkSession, busy: Log, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(spark, busy, "run", "unroutable", "--limit", "1") == 0
+    assert ask(spark, lake, "run", "unroutable", "--limit", "1") == 0
     shown = capsys.readouterr().out
     assert "Which messages does no queue take?" in shown
     assert "cancelled.eu" in shown
     assert "cancelled.us" not in shown
     assert "--limit shows more" in shown
-    kept = spark.read.parquet(f"{busy.lake.root}/gold/unroutable")
+    kept = spark.read.parquet(lake.result("gold", "unroutable"))
     assert kept.count() == 2
 
 
@@ -99,15 +106,15 @@ def test_a_job_that_fails_ends_the_others(spark: SparkSession) -> None:
     assert len(begun) < len(jobs)
 
 
-def test_a_time_without_events_is_told(spark: SparkSession, busy: Log) -> None:
+def test_a_time_without_events_is_told(spark: SparkSession, lake: Lake) -> None:
     with pytest.raises(LakeError, match="no events match"):
-        ask(spark, busy, "run", "usage", "--until", "2001-01-01")
+        ask(spark, lake, "run", "usage", "--until", "2001-01-01")
 
 
 def test_another_queue_is_left_out(
-    spark: SparkSession, busy: Log, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(spark, busy, "run", "fairness", "--queue", "orders", "--format", "json") == 0
+    assert ask(spark, lake, "run", "fairness", "--queue", "orders", "--format", "json") == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["queue"] for row in rows] == ["orders"]
 
@@ -159,53 +166,6 @@ def test_asked_wrongly(arguments: list[str], capsys: pytest.CaptureFixture[str])
         cli.main(arguments)
     assert ended.value.code == 2
     assert "leveret analytics" in capsys.readouterr().err
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_is_shown_how_far_it_is() -> None:
-    screen = Screen()
-    shown = Progress("taking in log", lambda: "3 of 8 tasks", screen, every_s=0.01)
-    shown.start()
-    shown.say("batch 2")
-    wait_until(lambda: "batch 2, 3 of 8 tasks" in screen.getvalue())
-    shown.close()
-    assert screen.getvalue().startswith("\r\x1b[Ktaking in log, 3 of 8 tasks")
-    assert screen.getvalue().endswith("\r\x1b[K")
-
-
-def test_elsewhere_there_is_a_line_now_and_then() -> None:
-    out = io.StringIO()
-    shown = Progress("taking in log", str, out, every_s=0.01)
-    shown.start()
-    wait_until(lambda: out.getvalue().count("\n") >= 2)
-    shown.close()
-    for line in out.getvalue().splitlines():
-        assert re.fullmatch(r"leveret: taking in log … \(\d+ s so far\)", line)
-
-
-def test_what_is_over_soon_needs_no_line(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with progress("counting", spark):
-        assert spark.range(5).count() == 5
-        wait_until(lambda: tasks(spark) == "")
-    assert capsys.readouterr().err == ""
-
-
-def test_tasks_of_stages_that_run_are_counted(spark: SparkSession) -> None:
-    seen: list[str] = []
-    with ThreadPoolExecutor(1) as pool:
-        # Spark tells of a stage a moment after it began.
-        slow = spark.range(0, 2, 1, 2).selectExpr("java_method('java.lang.Thread', 'sleep', 300L)")
-        counting = pool.submit(slow.collect)
-        while not counting.done():
-            seen.append(tasks(spark))
-        counting.result()
-    assert any(one.endswith(" of 2 tasks") for one in seen)
 
 
 @pytest.mark.parametrize(

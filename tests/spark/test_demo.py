@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,9 @@ from pyspark.sql import SparkSession
 from leveret.spark_jobs import demo, demo_script
 from leveret.spark_jobs.cli import main
 from leveret.spark_jobs.demo_actors import DemoError
-from leveret.spark_jobs.demo_truth import Truth
-from leveret.spark_jobs.ingest import ingest
 from leveret.spark_jobs.jobs import JOBS
-from leveret.spark_jobs.jobs.base import Inputs, Options
-from leveret.spark_jobs.lake import Lake, Selection, read_events, read_quarantine
-from leveret.spark_jobs.report import Report, make
-from leveret.spark_jobs.runner import keep
 from tests.spark.answers import assert_same, rows
+from tests.spark.conftest import Played
 from tests.spark.oracle import QUESTIONS, Oracle
 from tests.spark.test_jobs_agree import KEYS
 
@@ -44,29 +38,6 @@ NAMED = [
     ("churn", f"{demo_script.BAD_LOGINS} logins as intruder from 127.0.0.1 were refused"),
     *(("unused", name) for _, _, name in demo_script.UNUSED),
 ]
-
-
-@dataclass(frozen=True)
-class Played:
-    truth: Truth
-    files: list[Path]
-    lake: Lake
-    inputs: Inputs
-    report: Report
-
-
-@pytest.fixture(scope="module")
-def played(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Played:
-    folder = tmp_path_factory.mktemp("demo")
-    truth = demo.perform(folder, demo_script.SECONDS_LEAST)
-    lake = Lake(str(folder / "lake"))
-    ingest(spark, str(folder / "data"), lake)
-    events = read_events(spark, lake, Selection()).cache()
-    inputs = Inputs(events, read_quarantine(spark, lake), Options(window_s=1))
-    report = make(spark, inputs, lake)
-    keep(spark, JOBS["lifecycle"], inputs, lake)
-    files = sorted((folder / "data" / "events").rglob("*.jsonl"))
-    return Played(truth, files, lake, inputs, report)
 
 
 @pytest.fixture(scope="module")

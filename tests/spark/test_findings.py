@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from leveret.spark_jobs import charts, findings
 from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.lake import LakeError
-from leveret.spark_jobs.report import BROWSERS, Report, make, print_pdf, render
+from leveret.spark_jobs.report import BROWSERS, Report, print_pdf, render
 from leveret.spark_jobs.report_tables import VIEWS
 from leveret.spark_jobs.scope import Scope
 from tests.spark.conftest import Log
@@ -60,10 +59,9 @@ def test_nothing_else_is_said(report: Report) -> None:
     )
 
 
-def test_a_quiet_log_yields_no_finding(spark: SparkSession, quiet: Log) -> None:
-    found = make(spark, quiet.inputs, quiet.lake)
-    assert found.findings == []
-    assert "Nothing out of the ordinary" in found.html
+def test_a_quiet_log_yields_no_finding(quiet_report: Report) -> None:
+    assert quiet_report.findings == []
+    assert "Nothing out of the ordinary" in quiet_report.html
 
 
 def test_problems_come_before_notes(report: Report) -> None:
