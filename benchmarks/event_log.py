@@ -18,7 +18,8 @@ from pathlib import Path
 
 from leveret.broker.clock import RealClock
 from leveret.broker.config import Settings
-from leveret.broker.event_log.journal import Journal, Template
+from leveret.broker.event_log.journal import Journal
+from leveret.protocol.twin import Template
 
 RUN = 1000
 
@@ -62,7 +63,7 @@ def one_hundred_events(journal: Journal) -> None:
 
 
 def one_run(journal: Journal) -> None:
-    journal.lines(journal.now_us(), ACKS, (1, 1, HOLDS), RUN)
+    journal.buffer.add(journal.now_us(), ACKS, (1, 1, HOLDS), RUN)
 
 
 ACKS = Template(

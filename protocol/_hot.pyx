@@ -20,6 +20,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
 import array
 
@@ -404,6 +405,9 @@ cdef enum:
     ID_BITS = 11
     COLUMNS_MAX = 8
     DEAD_RUNS = 32
+    LINE_BYTES = 40
+    NUMBER_BYTES = 8
+    ENTRY_BYTES = 200
     # With the sign.
     DIGITS_MAX = 20
 
@@ -554,6 +558,80 @@ def format_lines(list entries not None, bytearray into not None):
         return at - start
     finally:
         PyMem_Free(all_lines)
+
+
+def now_us():
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <long long>now.tv_sec * 1000000 + now.tv_nsec // 1000
+
+
+@cython.final
+cdef class Template:
+    """See lines.py."""
+
+    cdef readonly tuple pieces
+    cdef readonly Py_ssize_t size
+
+    def __init__(self, tuple pieces not None):
+        cdef bytes piece
+        self.pieces = pieces
+        self.size = LINE_BYTES
+        for piece in pieces:
+            self.size += len(piece) + NUMBER_BYTES
+
+
+@cython.final
+cdef class LineBuffer:
+    """See lines.py."""
+
+    cdef readonly list entries
+    cdef readonly Py_ssize_t size
+    cdef readonly long long next_seq
+    cdef public bint is_shut
+    cdef Py_ssize_t _full_size
+    cdef object _on_first
+    cdef object _on_full
+    cdef object _on_shed
+
+    def __init__(self, Py_ssize_t full_size, on_first, on_full, on_shed):
+        self._full_size = full_size
+        self._on_first = on_first
+        self._on_full = on_full
+        self._on_shed = on_shed
+        self.entries = []
+        self.size = 0
+        self.next_seq = 1
+        self.is_shut = False
+
+    def add(self, now_us, Template template not None, tuple columns not None, Py_ssize_t count,
+            depth=-1):
+        if self.is_shut:
+            self._on_shed(count)
+            return
+        if PyList_GET_SIZE(self.entries) == 0:
+            self._on_first(now_us)
+        cdef long long seq = self.next_seq
+        self.next_seq = seq + count
+        self.entries.append((now_us, depth, seq, template.pieces, columns, count))
+        self.size += ENTRY_BYTES + template.size * count
+        if self.size >= self._full_size:
+            self._on_full()
+
+    def add_line(self, now_us, bytes line not None):
+        if PyList_GET_SIZE(self.entries) == 0:
+            self._on_first(now_us)
+        self.next_seq += 1
+        self.entries.append(line)
+        self.size += PyBytes_GET_SIZE(line)
+        if self.size >= self._full_size:
+            self._on_full()
+
+    def take(self):
+        cdef list entries = self.entries
+        self.entries = []
+        self.size = 0
+        return entries
 
 
 def stamp(messages not None, long long first_id):

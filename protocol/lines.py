@@ -1,7 +1,8 @@
 """Lines of the event log for runs of messages, without an object for each (pure twin).
 
-Events of a run share all but a few numbers. The event loop notes what is shared, encoded once, and
-the numbers (an ``Entry``); ``format_lines`` puts them together, in the thread that writes the log.
+Events of a run share all but a few numbers. The event loop notes what is shared, encoded once
+(``Template``), and the numbers: an ``Entry`` of a ``LineBuffer``. ``format_lines`` puts them
+together, in the thread that writes the log.
 ``stamp`` and ``logged`` write and read what a message carries for the log: its number there, whose
 upper part is the time it was published. ``Held`` remembers the numbers of what was delivered until
 it is answered. ``_hot.pyx`` has the same, compiled: numbers are kept in arrays, so that it makes no
@@ -10,9 +11,10 @@ Python object of any of them, and lines are formatted while the event loop goes 
 
 from __future__ import annotations
 
+import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counting
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,105 @@ ID_BITS = 11
 COLUMNS_MAX = 8
 # So many runs that have been answered altogether may stay among the others.
 DEAD_RUNS = 32
+
+
+# Guesses: a line's time and number, each of its other numbers, and what waits for the thread that
+# makes a line or a run of them.
+LINE_BYTES = 40
+NUMBER_BYTES = 8
+ENTRY_BYTES = 200
+
+
+def now_us() -> int:
+    """The time of this machine in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class Template:
+    """What lines of a kind have in common."""
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: tuple[bytes, ...]) -> None:
+        # What stands behind the number of a line, between its other numbers, and at its end.
+        self.pieces = pieces
+        # What a line of it takes, more or less: in the file, or in memory until it is formatted.
+        self.size = LINE_BYTES + sum([len(piece) + NUMBER_BYTES for piece in pieces])
+
+
+class LineBuffer:
+    """Runs of lines that wait for the next batch."""
+
+    __slots__ = (
+        "_full_size",
+        "_on_first",
+        "_on_full",
+        "_on_shed",
+        "entries",
+        "is_shut",
+        "next_seq",
+        "size",
+    )
+
+    def __init__(
+        self,
+        full_size: int,
+        on_first: Callable[[int], None],
+        on_full: Callable[[], None],
+        on_shed: Callable[[int], None],
+    ) -> None:
+        """``on_first`` is told the time of the first line of a batch, before it is in; ``on_full``
+        is called with ``full_size`` or more; ``on_shed`` is told how many lines were refused."""
+        self._full_size = full_size
+        self._on_first = on_first
+        self._on_full = on_full
+        self._on_shed = on_shed
+        # Those of the next batch, and more or less how many bytes.
+        self.entries: list[Entry] = []
+        self.size = 0
+        # The number of the next line.
+        self.next_seq = 1
+        # Nothing is taken.
+        self.is_shut = False
+
+    def add(
+        self,
+        now_us: int,
+        template: Template,
+        columns: tuple[Column, ...],
+        count: int,
+        depth: int = -1,
+    ) -> None:
+        """``count`` lines; one column for each number of the template but the line's own.
+
+        Nobody may change the columns afterwards: lines are made of them later.
+        """
+        if self.is_shut:
+            self._on_shed(count)
+            return
+        if not self.entries:
+            self._on_first(now_us)
+        seq = self.next_seq
+        self.next_seq = seq + count
+        self.entries.append((now_us, depth, seq, template.pieces, columns, count))
+        self.size += ENTRY_BYTES + template.size * count
+        if self.size >= self._full_size:
+            self._on_full()
+
+    def add_line(self, now_us: int, line: bytes) -> None:
+        """A whole one, which has ``next_seq``; not while ``is_shut``."""
+        if not self.entries:
+            self._on_first(now_us)
+        self.next_seq += 1
+        self.entries.append(line)
+        self.size += len(line)
+        if self.size >= self._full_size:
+            self._on_full()
+
+    def take(self) -> list[Entry]:
+        """All that waits; nothing does, then."""
+        entries, self.entries, self.size = self.entries, [], 0
+        return entries
 
 
 def each_of(column: Column, count: int) -> Sequence[int]:

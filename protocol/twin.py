@@ -14,15 +14,18 @@ __all__ = [
     "AckRun",
     "Held",
     "Item",
+    "LineBuffer",
     "Message",
     "PublishRun",
     "RawFrame",
+    "Template",
     "cut",
     "encode_acks",
     "encode_deliveries",
     "format_lines",
     "is_told",
     "logged",
+    "now_us",
     "stamp",
 ]
 
@@ -32,7 +35,16 @@ if TYPE_CHECKING:
     # The twins are alike, and mypy cannot look into the compiled one.
     from leveret.protocol.hot import cut, encode_acks, encode_deliveries
     from leveret.protocol.items import AckRun, PublishRun, RawFrame
-    from leveret.protocol.lines import Held, format_lines, is_told, logged, stamp
+    from leveret.protocol.lines import (
+        Held,
+        LineBuffer,
+        Template,
+        format_lines,
+        is_told,
+        logged,
+        now_us,
+        stamp,
+    )
     from leveret.protocol.message import Message
 
     COMPILED: bool
@@ -43,15 +55,18 @@ else:
         from leveret.protocol._hot import (
             AckRun,
             Held,
+            LineBuffer,
             Message,
             PublishRun,
             RawFrame,
+            Template,
             cut,
             encode_acks,
             encode_deliveries,
             format_lines,
             is_told,
             logged,
+            now_us,
             stamp,
         )
 
@@ -59,7 +74,16 @@ else:
     except ImportError:
         from leveret.protocol.hot import cut, encode_acks, encode_deliveries
         from leveret.protocol.items import AckRun, PublishRun, RawFrame
-        from leveret.protocol.lines import Held, format_lines, is_told, logged, stamp
+        from leveret.protocol.lines import (
+            Held,
+            LineBuffer,
+            Template,
+            format_lines,
+            is_told,
+            logged,
+            now_us,
+            stamp,
+        )
         from leveret.protocol.message import Message
 
         COMPILED = False

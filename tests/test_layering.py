@@ -66,6 +66,8 @@ PERMITTED = {
     # The broker of the demo, a process that only the demo starts.
     "spark_jobs.demo_broker": ("leveret.broker.config", "leveret.broker.server"),
     "broker.cli.analytics": ("leveret.spark_jobs",),
+    # Compiled: it is asked for every run of messages.
+    "broker.clock": ("leveret.protocol.twin.now_us",),
 }
 
 

@@ -1,12 +1,13 @@
 """The event log as the rest of the broker sees it: take numbers, write lines, go on.
 
 Owns the numbers of lines, what is buffered, and the count of what was left out. Upstream:
-``messages.py`` and ``queue_log.py`` tell whole runs of message events (``lines``); ``objects.py``,
-``credit.py`` and whoever has a rare event call ``event``. Downstream: ``writer.py``, whose thread
-gets a batch at a time, at ``BATCH_BYTES`` or after ``FLUSH_S``, and makes lines of it.
+``messages.py`` and ``queue_log.py`` put whole runs of message events into its ``buffer``;
+``objects.py``, ``credit.py`` and whoever has a rare event call ``event``. Downstream:
+``writer.py``, whose thread gets a batch at a time, at ``BATCH_BYTES`` or after ``FLUSH_S``, and
+makes lines of it.
 
 All of it happens in the event loop and nothing waits: while more than the buffer allows is on its
-way to the disk ``is_shedding`` is true, events are counted instead of written, and once there is
+way to the disk the buffer is shut, events are counted instead of written, and once there is
 room again a ``log_gap`` says how many. Lines that were numbered are never left out, so the numbers
 of a boot have no gaps.
 """
@@ -27,37 +28,20 @@ from leveret.broker.event_log.compression import load_zstd
 from leveret.broker.event_log.schema import Event, encode_lines
 from leveret.broker.event_log.segments import Segments, SegmentSettings
 from leveret.broker.event_log.writer import Batch, Report, Retry, Seal, SegmentWriter, Stop
+from leveret.protocol.twin import LineBuffer
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock, Timer
     from leveret.broker.config import Settings
-    from leveret.protocol.lines import Column, Entry
 
 log = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 * 1024
-# Guesses: a line's time and number, each of its other numbers, and what waits for the thread that
-# makes a line or a run of them.
-LINE_BYTES = 40
-NUMBER_BYTES = 8
-ENTRY_BYTES = 200
 FLUSH_S = 0.1
 # How long after a failure the disk is tried again.
 RETRY_S = 1.0
 # How long a stop waits for the last segment to be sealed.
 STOP_S = 10.0
-
-
-class Template:
-    """What lines of a kind have in common."""
-
-    __slots__ = ("pieces", "size")
-
-    def __init__(self, pieces: tuple[bytes, ...]) -> None:
-        # What stands behind the number of a line, between its other numbers, and at its end.
-        self.pieces = pieces
-        # What a line of it takes, more or less: in the file, or in memory until it is formatted.
-        self.size = LINE_BYTES + sum([len(piece) + NUMBER_BYTES for piece in pieces])
 
 
 class Journal:
@@ -74,12 +58,9 @@ class Journal:
         self.now_us = clock.now_us
         # Sortable by the time of the start; two at the same time differ all the same.
         self.boot = f"{int(clock.now() * 1000):011x}{secrets.token_hex(2)}"
-        # Events are counted, not written: too many wait for the disk.
-        self.is_shedding = False
-        self._next_seq = 1
-        # Lines for the next batch, more or less how many bytes, and the time of the first.
-        self._entries: list[Entry] = []
-        self._buffered = 0
+        # Lines for the next batch, and the time of the first. It is shut while too many wait for
+        # the disk: events are then counted, not written.
+        self.buffer = LineBuffer(BATCH_BYTES, self._begin_batch, self._hand_over, self.shed)
         self._first_us = 0
         # Handed over and not yet written, counted in the same way.
         self._pending = 0
@@ -124,7 +105,7 @@ class Journal:
         """The last line; the segment is sealed. Fine if it was never started."""
         if self._writer is None or self._ended is None:
             return
-        self.is_shedding = False
+        self.buffer.is_shut = False
         self._note_gap()
         self.event("broker_stop", reason=reason)
         self._hand_over()
@@ -144,33 +125,13 @@ class Journal:
     # --- for those who have something to tell -----------------------------------------------------
 
     @property
+    def is_shedding(self) -> bool:
+        return self.buffer.is_shut
+
+    @property
     def events(self) -> int:
         """How many have a number."""
-        return self._next_seq - 1
-
-    def lines(
-        self,
-        now_us: int,
-        template: Template,
-        columns: tuple[Column, ...],
-        count: int,
-        depth: int = -1,
-    ) -> None:
-        """``count`` events; one column for each number of the template but the line's own.
-
-        Nobody may change the columns afterwards: lines are made of them later.
-        """
-        if self.is_shedding:
-            self.shed(count)
-            return
-        if not self._entries:
-            self._begin_batch(now_us)
-        seq = self._next_seq
-        self._next_seq = seq + count
-        self._entries.append((now_us, depth, seq, template.pieces, columns, count))
-        self._buffered += ENTRY_BYTES + template.size * count
-        if self._buffered >= BATCH_BYTES:
-            self._hand_over()
+        return self.buffer.next_seq - 1
 
     def shed(self, count: int) -> None:
         """So many events were not written, because ``is_shedding``."""
@@ -184,22 +145,17 @@ class Journal:
 
         ``ts`` is for those who have asked for the time already.
         """
-        if self.is_shedding:
+        buffer = self.buffer
+        if buffer.is_shut:
             self.shed(1)
             return
         now_us = self.now_us() if ts is None else ts
-        event = Event(ts=now_us, seq=self._next_seq, boot=self.boot, ev=ev, **fields)
+        event = Event(ts=now_us, seq=buffer.next_seq, boot=self.boot, ev=ev, **fields)
         try:
             line = encode_lines([event])
         except UnicodeEncodeError:
             line = encode_lines([_readable(event)])
-        self._next_seq += 1
-        if not self._entries:
-            self._begin_batch(now_us)
-        self._entries.append(line)
-        self._buffered += len(line)
-        if self._buffered >= BATCH_BYTES:
-            self._hand_over()
+        buffer.add_line(now_us, line)
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -213,14 +169,13 @@ class Journal:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        if not self._entries or self._writer is None:
+        size = self.buffer.size
+        if not size or self._writer is None:
             return
-        size = self._buffered
-        self._writer.put(Batch(self._entries, size, self._first_us, self.now_us()))
-        self._entries, self._buffered = [], 0
+        self._writer.put(Batch(self.buffer.take(), size, self._first_us, self.now_us()))
         self._pending += size
         if self._pending > self._buffer_bytes:
-            self.is_shedding = True
+            self.buffer.is_shut = True
         if self._seal_timer is None:
             self._seal_timer = self._clock.call_later(self._segment_s, self._on_seal_due)
 
@@ -241,8 +196,8 @@ class Journal:
         if report.trouble is not None and self._writer is not None:
             self._clock.call_later(RETRY_S, self._writer.put, Retry())
         # Not at once: or a disk that is a little too slow would make a gap of every batch.
-        if self.is_shedding and self._pending * 2 <= self._buffer_bytes:
-            self.is_shedding = False
+        if self.buffer.is_shut and self._pending * 2 <= self._buffer_bytes:
+            self.buffer.is_shut = False
             self._note_gap()
         if report.has_ended and self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
@@ -261,7 +216,7 @@ class Journal:
             "bytes": self._written,
             "shed": self._shed,
             "segments": self._sealed_count,
-            "pending": self._pending + self._buffered,
+            "pending": self._pending + self.buffer.size,
             "trouble": self._trouble,
         }
 

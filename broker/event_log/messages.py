@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from leveret.broker.event_log.journal import Template
 from leveret.broker.event_log.numbering import Numbering
 from leveret.protocol.lines import each_of
-from leveret.protocol.twin import Held, logged, stamp
+from leveret.protocol.twin import Held, Template, logged, stamp
 
 if TYPE_CHECKING:
     from leveret.broker.channel.context import ConnectionContext
@@ -42,6 +41,8 @@ KEPT_MAX = 1_000
 Range = tuple[int, int]
 
 _END = b"}\n"
+# What is told of each answer.
+_ANSWERED = (b"msg", b"dtag", b"hold_us")
 
 
 @lru_cache(maxsize=8192)
@@ -63,7 +64,7 @@ class MessageLog:
         self.numbering = Numbering(journal.sample, journal.newest_us)
         self._boot = b',"boot":' + quoted(journal.boot) + b',"ev":'
         # How often a message had been delivered when it came back to a queue.
-        self._returns: dict[tuple[int, str], int] = {}
+        self.returns: dict[tuple[int, str], int] = {}
 
     def template(self, ev: str, shared: bytes, *names: bytes) -> Template:
         """For lines of a kind that have ``shared`` in common and differ in the numbers named."""
@@ -74,21 +75,19 @@ class MessageLog:
 
     def returned(self, msg: int, queue: str) -> int:
         """It came back once more; how often it has been delivered."""
-        if len(self._returns) >= RETURNS_MAX:
-            self._returns.clear()
-        times = self._returns[msg, queue] = self._returns.get((msg, queue), 0) + 1
+        if len(self.returns) >= RETURNS_MAX:
+            self.returns.clear()
+        times = self.returns[msg, queue] = self.returns.get((msg, queue), 0) + 1
         return times
 
     def deliveries(self, msg: int, queue: str) -> int:
         """Before the one that is under way; at least one, for a message that was redelivered."""
-        return self._returns.get((msg, queue), 1)
+        return self.returns.get((msg, queue), 1)
 
-    @property
-    def has_returns(self) -> bool:
-        return bool(self._returns)
-
-    def done(self, msg: int, queue: str) -> None:
-        self._returns.pop((msg, queue), None)
+    def done(self, ids: Column, count: int, queue: str) -> None:
+        """They will not come back."""
+        for msg in each_of(ids, count):
+            self.returns.pop((msg, queue), None)
 
 
 class _Way:
@@ -115,11 +114,13 @@ class _Way:
 class _Source:
     """Where deliveries come from; one for each consumer."""
 
-    __slots__ = ("is_gone", "queue", "shared", "templates")
+    __slots__ = ("acks", "is_gone", "queue", "shared", "templates")
 
-    def __init__(self, queue: str, shared: bytes) -> None:
+    def __init__(self, queue: str, shared: bytes, acks: Template) -> None:
         self.queue = queue
         self.shared = shared
+        # What is told of most of them.
+        self.acks = acks
         # The queue was deleted: nothing goes back there.
         self.is_gone = False
         # By kind, reason and whether they were delivered before.
@@ -133,7 +134,10 @@ class ChannelLog:
         self, log: MessageLog, vhost: str, connection: int, channel: int, user: str
     ) -> None:
         self._log = log
-        self._journal = log.journal
+        self._now_us = log.journal.now_us
+        self._buffer = log.journal.buffer
+        self._choose = log.numbering.choose
+        self._returns = log.returns
         self._queue_prefix = f"queue:{vhost}/"
         self._vhost = b',"vhost":' + quoted(vhost)
         self._who = b'%b,"conn":%d,"ch":%d,"user":%b' % (
@@ -178,16 +182,15 @@ class ChannelLog:
         is_mandatory: bool,
     ) -> None:
         """A run was accepted; before queues are given it, so that they know the numbers."""
-        journal = self._journal
         count = len(messages)
-        now_us = journal.now_us()
-        chosen = self._log.numbering.choose(count, now_us)
+        now_us = self._now_us()
+        chosen = self._choose(count, now_us)
         if chosen is None:
             return
         first, places = chosen
-        if journal.is_shedding:
+        if self._buffer.is_shut:
             # Without a number, so that the rest of their lives is not told either.
-            journal.shed(count if places is None else len(places))
+            self._log.journal.shed(count if places is None else len(places))
             return
         if places is not None:
             messages = [messages[at] for at in places]
@@ -226,7 +229,7 @@ class ChannelLog:
             way = self._way = self._way_of(one, queues, is_mandatory)
         columns = (first, stamp(messages, first))
         for template in way.templates:
-            self._journal.lines(now_us, template, columns, len(messages))
+            self._buffer.add(now_us, template, columns, len(messages))
 
     def _way_of(self, message: Message, queues: Sequence[Queue], is_mandatory: bool) -> _Way:
         names = tuple([queue.name.name for queue in queues])
@@ -269,12 +272,13 @@ class ChannelLog:
             count, since_us = _subtract(waiting, settled)
             if not count:
                 return
-        now_us = self._journal.now_us()
-        numbers = (last, count, max(0, now_us - since_us))
-        self._journal.lines(now_us, self._confirms[is_refused], numbers, 1)
+        now_us = self._now_us()
+        # The clock may have been set back.
+        wait_us = now_us - since_us if now_us > since_us else 0
+        self._buffer.add(now_us, self._confirms[is_refused], (last, count, wait_us), 1)
 
     def unroutable(self, messages: Sequence[Message], *, is_returned: bool) -> None:
-        now_us = self._journal.now_us()
+        now_us = self._now_us()
         found = logged(messages, now_us)
         if found is None:
             return
@@ -287,14 +291,14 @@ class ChannelLog:
             b'"NO_ROUTE"' if is_returned else b'"unroutable"',
         )
         template = self._log.template("return" if is_returned else "drop", shared, b"msg", b"size")
-        self._journal.lines(now_us, template, (ids, sizes), count)
+        self._buffer.add(now_us, template, (ids, sizes), count)
 
     def withdrawn(self, messages: Sequence[Message], queues: Sequence[str]) -> None:
         """They were published in a transaction that some queue refused."""
         self._lost(messages, queues, "refused")
 
     def _lost(self, messages: Sequence[Message], queues: Sequence[str], reason: str) -> None:
-        now_us = self._journal.now_us()
+        now_us = self._now_us()
         found = logged(messages, now_us)
         if found is None:
             return
@@ -304,7 +308,7 @@ class ChannelLog:
         for queue in queues:
             shared = self._who + address + named(b"queue", queue) + named(b"reason", reason)
             template = self._log.template("drop", shared, b"msg", b"size")
-            self._journal.lines(now_us, template, (ids, sizes), count)
+            self._buffer.add(now_us, template, (ids, sizes), count)
 
     def unsent(self, messages: Sequence[Message], log_name: str) -> None:
         """Deliveries that needed no answer, and that the channel did not live to send."""
@@ -324,8 +328,7 @@ class ChannelLog:
         redelivered: bool,
     ) -> None:
         """Sent to a consumer, or, where ``consumer_tag`` is None, the answer to a basic.get."""
-        journal = self._journal
-        now_us = journal.now_us()
+        now_us = self._now_us()
         found = logged(messages, now_us)
         if found is None:
             return
@@ -343,7 +346,7 @@ class ChannelLog:
             columns: tuple[Column, ...] = (ids, tags, sizes, waits, array("q", counts))
         else:
             columns = (ids, tags, sizes, waits)
-        journal.lines(now_us, template, columns, count, depth)
+        self._buffer.add(now_us, template, columns, count, depth)
         if not no_ack:
             self.held.add(tags, ids, count, now_us, source)
 
@@ -370,7 +373,8 @@ class ChannelLog:
                 self._sources.clear()
                 self._delivered.clear()
             shared = self._who + named(b"queue", queue) + named(b"ctag", consumer_tag)
-            source = self._sources[queue, consumer_tag] = _Source(queue, shared)
+            acks = self._log.template("ack", shared, *_ANSWERED)
+            source = self._sources[queue, consumer_tag] = _Source(queue, shared, acks)
         return source
 
     def _template(
@@ -391,7 +395,11 @@ class ChannelLog:
     # --- answers ---------------------------------------------------------------------------------
 
     def acked(self, tags: Sequence[int]) -> None:
-        self._settle(tags, "ack", "", None)
+        now_us = self._now_us()
+        for source, count, its_tags, ids, holds in self.held.settle(tags, now_us):
+            self._buffer.add(now_us, source.acks, (ids, its_tags, holds), count)
+            if self._returns:
+                self._log.done(ids, count, source.queue)
 
     def refused(self, tags: Sequence[int], *, is_nack: bool, requeue: bool) -> None:
         ev = "nack" if is_nack else "reject"
@@ -419,20 +427,18 @@ class ChannelLog:
         held = self.held
         if not len(held):
             return
-        now_us = self._journal.now_us()
+        now_us = self._now_us()
         runs = held.settle_all(now_us) if tags is None else held.settle(tags, now_us)
         for source, count, its_tags, ids, holds in runs:
             if ev is not None:
                 template = source.templates.get((ev, reason, False))
                 if template is None:
-                    names = (b"msg", b"dtag", b"hold_us")
-                    template = self._template(source, ev, reason, b"", names)
-                self._journal.lines(now_us, template, (ids, its_tags, holds), count)
+                    template = self._template(source, ev, reason, b"", _ANSWERED)
+                self._buffer.add(now_us, template, (ids, its_tags, holds), count)
             if returned is not None:
                 self._return(source, count, ids, holds, returned, now_us)
-            elif self._log.has_returns:
-                for msg in each_of(ids, count):
-                    self._log.done(msg, source.queue)
+            elif self._returns:
+                self._log.done(ids, count, source.queue)
 
     def _return(
         self, source: _Source, count: int, ids: Column, holds: Column, reason: str, now_us: int
@@ -440,13 +446,13 @@ class ChannelLog:
         log = self._log
         if source.is_gone:
             template = self._template(source, "drop", "queue_deleted", b"", (b"msg",))
-            self._journal.lines(now_us, template, (ids,), count)
+            self._buffer.add(now_us, template, (ids,), count)
             return
         template = source.templates.get(("requeue", reason, False)) or self._template(
             source, "requeue", reason, b"", (b"msg", b"delivery_count", b"hold_us")
         )
         times = array("q", [log.returned(msg, source.queue) for msg in each_of(ids, count)])
-        self._journal.lines(now_us, template, (ids, times, holds), count)
+        self._buffer.add(now_us, template, (ids, times, holds), count)
 
 
 def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) -> tuple[int, int]:

@@ -35,7 +35,11 @@ class Numbering:
         Numbers are consecutive, in the order of places; for None, all are. None if none is told.
         """
         if self.is_all:
-            return self._take(count, now_us), None
+            first = now_us << ID_BITS
+            if first <= self._last:
+                first = self._last + 1
+            self._last = first + count - 1
+            return first, None
         if self.passes_over(count):
             return None
         places: list[int] = []
@@ -45,7 +49,9 @@ class Numbering:
             places += range(self._gap, self._gap + some)
             self._gap += some + sum([self._next_gap() for _ in range(some)])
         self._gap -= count
-        return self._take(len(places), now_us), places
+        first = max(now_us << ID_BITS, self._last + 1)
+        self._last = first + len(places) - 1
+        return first, places
 
     def passes_over(self, count: int) -> bool:
         """None of so many is told: they are done with."""
@@ -53,13 +59,6 @@ class Numbering:
             return False
         self._gap -= count
         return True
-
-    def _take(self, count: int, now_us: int) -> int:
-        first = now_us << ID_BITS
-        if first <= self._last:
-            first = self._last + 1
-        self._last = first + count - 1
-        return first
 
     def _next_gap(self) -> int:
         """Random, so that what comes at regular intervals is not always, or never, told."""

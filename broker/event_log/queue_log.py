@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leveret.broker.event_log.messages import KEPT_MAX, named, quoted
-from leveret.protocol.lines import each_of
 from leveret.protocol.twin import logged
 
 if TYPE_CHECKING:
-    from leveret.broker.event_log.journal import Template
     from leveret.broker.event_log.messages import MessageLog
     from leveret.broker.events import Actor
     from leveret.protocol.lines import Column
-    from leveret.protocol.twin import Message
+    from leveret.protocol.twin import Message, Template
 
 
 class QueueLog:
@@ -56,10 +54,9 @@ class QueueLog:
         if template is None:
             shared = self._who + named(b"reason", reason)
             template = self._keep((ev, reason), self._log.template(ev, shared, *names))
-        self._journal.lines(now_us, template, columns, count, depth)
-        if self._log.has_returns:
-            for msg in each_of(ids, count):
-                self._log.done(msg, self._queue)
+        self._journal.buffer.add(now_us, template, columns, count, depth)
+        if self._log.returns:
+            self._log.done(ids, count, self._queue)
 
     def dead_lettered(
         self,
@@ -86,10 +83,10 @@ class QueueLog:
         times = self._log.deliveries(msg, self._queue) if reason == "delivery_limit" else 0
         numbers = (msg, len(message.body), len(queues), times)
         template = self._dead_letter(copy, reason)
-        self._journal.lines(now_us, template, numbers, 1, depth)
-        self._log.done(msg, self._queue)
+        self._journal.buffer.add(now_us, template, numbers, 1, depth)
+        self._log.done(msg, 1, self._queue)
         for queue in queues:
-            self._journal.lines(now_us, self._enqueue(copy, queue), (msg, len(copy.body)), 1)
+            self._journal.buffer.add(now_us, self._enqueue(copy, queue), (msg, len(copy.body)), 1)
 
     def _dead_letter(self, copy: Message, reason: str) -> Template:
         key = ("dead_letter", reason, copy.exchange, copy.routing_key)
@@ -118,7 +115,7 @@ class QueueLog:
             actor.ch,
             named(b"user", user),
         )
-        self._journal.lines(now_us, self._log.template("purge", shared, b"n"), (count,), 1, 0)
+        self._journal.buffer.add(now_us, self._log.template("purge", shared, b"n"), (count,), 1, 0)
 
     def paged(self, paged: tuple[int, int, int, int], depth: int) -> None:
         """``paged``: messages and bytes that left memory and came back so far."""
@@ -132,7 +129,7 @@ class QueueLog:
         for ev, count, size in (("paged_out", out, out_bytes), ("paged_in", back, back_bytes)):
             if count:
                 template = self._log.template(ev, self._who, b"n", b"size")
-                self._journal.lines(now_us, template, (count, size), 1, depth)
+                self._journal.buffer.add(now_us, template, (count, size), 1, depth)
 
     def _keep(self, key: tuple[str, ...], template: Template) -> Template:
         if len(self._templates) >= KEPT_MAX:

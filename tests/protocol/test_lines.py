@@ -242,3 +242,31 @@ def test_tags_that_are_surely_not_held(twin: Any) -> None:
     assert not held.may_hold([99, 1, 16])
     held.settle_all(1)
     assert not held.may_hold([10, 15])
+
+
+@pytest.mark.parametrize("twin", [pure, compiled], ids=["pure", "compiled"])
+def test_a_buffer_tells_of_its_batches(twin: Any) -> None:
+    told: list[object] = []
+
+    def full() -> None:
+        told.append(("full", buffer.size, buffer.take()))
+
+    template = twin.Template((b',"msg":', b"}\n"))
+    size = pure.LINE_BYTES + 2 * pure.NUMBER_BYTES + len(b',"msg":}\n')
+    assert template.size == size
+    run = pure.ENTRY_BYTES + 3 * size
+    buffer = twin.LineBuffer(2 * run, lambda at: told.append(at), full, told.append)
+    buffer.add(5, template, (7,), 3)
+    buffer.add_line(6, b"{}\n")
+    assert (told, buffer.size, buffer.next_seq) == ([5], run + 3, 5)
+    buffer.add(7, template, (9,), 3, 2)
+    entries = [(5, -1, 1, template.pieces, (7,), 3), b"{}\n", (7, 2, 5, template.pieces, (9,), 3)]
+    assert told == [5, ("full", 2 * run + 3, entries)]
+    assert (buffer.entries, buffer.size, buffer.next_seq) == ([], 0, 8)
+    buffer.is_shut = True
+    buffer.add(8, template, (1,), 4)
+    assert told[2:] == [4]
+    assert (buffer.entries, buffer.next_seq) == ([], 8)
+    buffer.is_shut = False
+    buffer.add_line(9, b"x" * (2 * run))
+    assert told[3:] == [9, ("full", 2 * run, [b"x" * (2 * run)])]

@@ -14,9 +14,10 @@ import pytest
 
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
-from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal, Template
+from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal
 from leveret.broker.event_log.writer import TOGETHER_BYTES
 from leveret.broker.server import Broker
+from leveret.protocol.twin import Template
 from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.event_log.disk import Disk
 from tests.broker.event_log.reading import (
@@ -59,7 +60,7 @@ def write_lines(journal: Journal, count: int, *, size: int = 200) -> None:
     known = len(b'{"ts":%d,"seq":' % journal.now_us()) + len(shared) + len(b'","msg":0}\n') + 3
     name = b"q" * (size - known)
     template = Template((shared + name + b'","msg":', b"}\n"))
-    journal.lines(journal.now_us(), template, (array("q", [0] * count),), count)
+    journal.buffer.add(journal.now_us(), template, (array("q", [0] * count),), count)
 
 
 def publish_unless_shed(journal: Journal, count: int) -> None:
