@@ -634,19 +634,24 @@ cdef class LineBuffer:
         return entries
 
 
-def stamp(messages not None, long long first_id):
+def stamp(messages not None, long long first_id, long long now_us):
     cdef Message message
     cdef Py_ssize_t at = 0, count = len(messages)
     cdef array.array sizes
+    cdef bint is_ahead = first_id >> ID_BITS > now_us
     if count == 1:
         message = messages[0]
         message.log_id = first_id
+        if is_ahead:
+            message.stamp_us = now_us
         return PyBytes_GET_SIZE(message.body)
     sizes = _numbers(count)
     for message in messages:
         if at == count:
             break
         message.log_id = first_id + at
+        if is_ahead:
+            message.stamp_us = now_us
         sizes.data.as_longlongs[at] = PyBytes_GET_SIZE(message.body)
         at += 1
     return sizes
@@ -783,10 +788,10 @@ cdef class Held:
         cdef array.array its_tags = None, ids = None, holds = None
         # Tags in between are not held.
         cdef unsigned long long tag, gap_low = 1, gap_high = 0
-        cdef Py_ssize_t at, written = 0, left = len(tags)
-        cdef bint is_one = left == 1
+        cdef Py_ssize_t at, count = len(tags), written = 0
+        # Where those of the source begin.
+        cdef Py_ssize_t start = 0
         for tag in tags:
-            left -= 1
             if gap_low <= tag <= gap_high:
                 continue
             if run is None or not run.first <= tag <= run.last:
@@ -796,17 +801,17 @@ cdef class Held:
             at = _place(run, tag)
             if at < 0 or run.ids[at] == 0:
                 continue
-            if is_one:
+            if count == 1:
                 found.append((run.source, 1, tag, run.ids[at], _hold(run, now_us)))
             else:
-                if its_tags is None or source is not run.source:
-                    if its_tags is not None:
-                        found.append(_settled(source, its_tags, ids, holds, written))
-                    source = run.source
-                    its_tags = _numbers(left + 1)
-                    ids = _numbers(left + 1)
-                    holds = _numbers(left + 1)
-                    written = 0
+                if its_tags is None:
+                    its_tags = _numbers(count)
+                    ids = _numbers(count)
+                    holds = _numbers(count)
+                elif source is not run.source:
+                    found.append(_settled(source, its_tags, ids, holds, start, written))
+                    start = written
+                source = run.source
                 its_tags.data.as_longlongs[written] = tag
                 ids.data.as_longlongs[written] = run.ids[at]
                 holds.data.as_longlongs[written] = _hold(run, now_us)
@@ -817,7 +822,7 @@ cdef class Held:
             if run.left == 0:
                 self._dead += 1
         if its_tags is not None:
-            found.append(_settled(source, its_tags, ids, holds, written))
+            found.append(_settled(source, its_tags, ids, holds, start, written))
         if self._dead:
             self._bury()
         return found
@@ -870,13 +875,11 @@ cdef inline long long _hold(_Run run, long long now_us):
 
 
 cdef tuple _settled(
-    source, array.array tags, array.array ids, array.array holds, Py_ssize_t count
+    source, array.array tags, array.array ids, array.array holds, Py_ssize_t start, Py_ssize_t stop
 ):
-    if count < len(tags):
-        array.resize(tags, count)
-        array.resize(ids, count)
-        array.resize(holds, count)
-    return source, count, tags, ids, holds
+    if start == 0 and stop == len(tags):
+        return source, stop, tags, ids, holds
+    return source, stop - start, tags[start:stop], ids[start:stop], holds[start:stop]
 
 
 cdef Py_ssize_t _place(_Run run, unsigned long long tag):

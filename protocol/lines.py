@@ -184,10 +184,14 @@ def _format_run(
     return b"".join([line % row[1:] for row in rows])
 
 
-def stamp(messages: Sequence[Message], first_id: int) -> Column:
+def stamp(messages: Sequence[Message], first_id: int, now_us: int) -> Column:
     """Number a run for the log; the sizes of its bodies."""
+    is_ahead = first_id >> ID_BITS > now_us
     for at, message in enumerate(messages):
         message.log_id = first_id + at
+        if is_ahead:
+            # The clock was set back: the number does not tell the time.
+            message.stamp_us = now_us
     return _column([len(message.body) for message in messages], is_one=len(messages) == 1)
 
 

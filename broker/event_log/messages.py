@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 # How many messages that came back are remembered with the number of their deliveries.
 RETURNS_MAX = 100_000
-# How many templates, and sources of deliveries, are kept.
-KEPT_MAX = 1_000
+# How many templates a channel or a queue keeps: each of them has the names of its lines.
+KEPT_MAX = 64
+# The same of the consumers that deliveries of a channel went to.
+SOURCES_MAX = 1_000
 
 # First and last of a range of sequence numbers.
 Range = tuple[int, int]
@@ -227,7 +229,7 @@ class ChannelLog:
             or way.persistent is not one.persistent
         ):
             way = self._way = self._way_of(one, queues, is_mandatory)
-        columns = (first, stamp(messages, first))
+        columns = (first, stamp(messages, first, now_us))
         for template in way.templates:
             self._buffer.add(now_us, template, columns, len(messages))
 
@@ -361,7 +363,7 @@ class ChannelLog:
             mark = b',"redelivered":true'
         ev, reason = "get" if consumer_tag is None else "deliver", "auto_ack" if no_ack else ""
         template = self._template(source, ev, reason, mark, names, is_mark=redelivered)
-        if len(self._delivered) >= KEPT_MAX:
+        if len(self._delivered) >= SOURCES_MAX:
             self._delivered.clear()
         known = self._delivered[queue, consumer_tag, no_ack, redelivered] = (source, template)
         return known
@@ -369,7 +371,7 @@ class ChannelLog:
     def _source(self, queue: str, consumer_tag: str) -> _Source:
         source = self._sources.get((queue, consumer_tag))
         if source is None:
-            if len(self._sources) >= KEPT_MAX:
+            if len(self._sources) >= SOURCES_MAX:
                 self._sources.clear()
                 self._delivered.clear()
             shared = self._who + named(b"queue", queue) + named(b"ctag", consumer_tag)

@@ -146,20 +146,23 @@ class Segments:
             path.unlink()
         # From here on it is sealed, whatever happens: nothing may be tried again.
         try:
-            sync_folder(path.parent)
+            # The folder of a day may be new, and that of the whole log.
+            for folder in (path.parent, self._settings.folder, self._settings.folder.parent):
+                sync_folder(folder)
             self._note(sealed)
         except OSError as error:
             log.warning("a power cut may lose %s: %s", sealed, error)
 
     def _compress(self, path: Path, stem: str) -> Path | None:
-        """A compressed copy on disk; None, and no copy, if there is no room for it."""
+        """A compressed copy on disk; None, and no copy, if there is no room for it, say."""
         hidden = path.with_name(f"{SEALING}{stem}{COMPRESSED}")
         try:
             compress_file(path, hidden)
-        except OSError as error:
+        # Whatever it is (a lack of memory, zstd's own): lines matter more than their size.
+        except Exception as error:
             if not path.exists():
                 raise FileNotFoundError(path) from error
-            log.warning("%s is sealed without compression: %s", path, error)
+            log.warning("%s is sealed without compression: %s", path, error or repr(error))
             hidden.unlink(missing_ok=True)
             return None
         return hidden
@@ -195,7 +198,10 @@ class Segments:
                 log.error("%s cannot be sealed and is left as it is: %s", path, error)
         found = []
         for path in self._files(""):
-            status = path.stat()
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # somebody who shares the folder has let it go
             found.append(_Sealed(status.st_mtime_ns // 1000, path, status.st_size))
         self._sealed = deque(sorted(found))
         self._sealed_bytes = sum(sealed.size for sealed in found)

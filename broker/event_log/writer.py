@@ -162,7 +162,8 @@ class SegmentWriter:
                 log.warning("the event log is written again")
             for _ in range(len(batches) or 1):
                 self._backlog.popleft()
-            if self._segments.is_full:
+            # One that could not be sealed is still full: the next batch tries again.
+            if batches and self._segments.is_full:
                 self._backlog.appendleft(Seal(batches[-1].last_us))
             size = sum([batch.size for batch in batches])
             self._report(Report(size, written, self._segments.sealed_count, None))

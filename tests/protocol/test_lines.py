@@ -133,11 +133,15 @@ def test_messages_and_their_numbers(
             messages.append(message)
         found = twin.logged(messages, now_us)
         assert twin.is_told(messages) == (found is not None)
-        sizes = twin.stamp(messages, first)
-        answers.append((found, sizes, [message.log_id for message in messages]))
+        sizes = twin.stamp(messages, first, now_us)
+        numbers = [(message.log_id, message.stamp_us) for message in messages]
+        answers.append((found, sizes, numbers))
         assert twin.is_told(messages) == (len(messages) > 0)
     assert answers[0] == answers[1]
-    assert answers[0][2] == [first + at for at in range(len(drawn))]
+    # A number that is ahead of the clock does not tell when its message came.
+    is_ahead = first >> pure.ID_BITS > now_us
+    stamps = [now_us if is_ahead else stamp_us for _, _, stamp_us, _ in drawn]
+    assert answers[0][2] == [(first + at, stamp_us) for at, stamp_us in enumerate(stamps)]
 
 
 @st.composite

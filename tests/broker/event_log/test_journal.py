@@ -17,6 +17,7 @@ from leveret.broker.config import Settings
 from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal
 from leveret.broker.event_log.writer import TOGETHER_BYTES
 from leveret.broker.server import Broker
+from leveret.broker.event_log.segments import Segments
 from leveret.protocol.twin import Template
 from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.event_log.disk import Disk
@@ -106,6 +107,32 @@ async def test_sealed_by_size(settings: Settings, clock: VirtualClock, folder: P
     assert all(path.stat().st_size >= 600_000 for path in sealed(folder)[:-1])
     assert_no_gaps(read_events(folder))
     assert journal.statistics()["segments"] == 3
+
+
+async def test_a_seal_that_fails_is_tried_again(
+    settings: Settings, clock: VirtualClock, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it failed with: the thread goes on, and no line is lost."""
+    seal = Segments.seal
+    failures = [RuntimeError("a bug"), MemoryError()]
+
+    def seal_later(segments: Segments, now_us: int) -> None:
+        if failures:
+            raise failures.pop()
+        seal(segments, now_us)
+
+    monkeypatch.setattr(Segments, "seal", seal_later)
+    journal = Journal(replace(settings, event_log="all", event_log_segment_bytes=300_000), clock)
+    await journal.start()
+    for _ in range(10):
+        write_lines(journal, 2000)
+        await wait_until(lambda: journal.statistics()["pending"] == 0)
+    await journal.stop()
+    assert not failures
+    assert len(sealed(folder)) >= 3
+    events = read_events(folder)
+    assert_no_gaps(events)
+    assert len(events) == 20_002
 
 
 async def test_sealed_by_time(journal: Journal, clock: VirtualClock, folder: Path) -> None:

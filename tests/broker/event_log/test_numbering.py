@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from functools import partial
 
@@ -13,7 +14,7 @@ from pamqp import commands
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
 from leveret.broker.event_log.numbering import Numbering
-from leveret.protocol.codec import make
+from leveret.protocol.codec import make, method_frame
 from leveret.protocol.lines import ID_BITS
 from tests.broker.event_log.disk import Disk
 from tests.broker.event_log.reading import read_events
@@ -58,6 +59,32 @@ def test_numbers_are_never_given_twice() -> None:
         assert found[0] > last
         last = found[0] + count - 1
     assert last >> ID_BITS == 1_000
+
+
+async def test_waiting_is_told_rightly_after_the_clock_was_set_back(
+    settings: Settings, clock: VirtualClock
+) -> None:
+    """Numbers then go on behind the newest event, and no longer tell when their message came."""
+    day = settings.data / "events" / "date=2099-01-01"
+    day.mkdir(parents=True)
+    line = '{"ts":1,"seq":1,"boot":"x","ev":"broker_stop"}\n'
+    (day / "x-000001.jsonl").write_text(line)
+    later = int(clock.now()) + 70 * 365 * 86_400
+    os.utime(day / "x-000001.jsonl", (later, later))
+    async with (
+        Telling(settings, event_log="all", clock=clock) as told,
+        await RawClient.open(told.broker.port) as client,
+    ):
+        await client.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
+        await client.call(1, make(commands.Confirm.Select), commands.Confirm.SelectOk)
+        await client.send(publish(1, "q", b"x"))
+        await client.expect(commands.Basic.Ack)
+        clock.advance(2)
+        await client.send(method_frame(1, make(commands.Basic.Get, queue="q", no_ack=True)))
+        await client.expect(commands.Basic.GetOk)
+    (got,) = told.of("get")
+    assert got.msg >> ID_BITS > later * 1_000_000
+    assert got.wait_us == 2_000_000
 
 
 def all_seen(seen: Counter[bool]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,42 @@ def test_what_another_broker_is_compressing_is_left_to_it(
     assert names(sealed(tmp_path)) == ["date=2023-11-14/b1-000001.jsonl.zst"]
     assert hidden(tmp_path) == []
     assert read(sealed(tmp_path)[0]) == b"one\n"
+
+
+def test_what_another_broker_deletes_meanwhile_is_passed_over(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        earlier = make(f"a{number}")
+        earlier.write(b"12345678\n", NOW_US + number, NOW_US + number)
+        earlier.seal(NOW_US)
+    files = Segments._files
+
+    def list_and_delete(segments: Segments, prefix: str) -> Iterator[Path]:
+        for path in files(segments, prefix):
+            if not prefix and path.name.startswith("a1"):
+                path.unlink()
+            yield path
+
+    monkeypatch.setattr(Segments, "_files", list_and_delete)
+    make("b1", retention_bytes=10).recover(NOW_US)
+    assert names(sealed(tmp_path)) == ["date=2023-11-14/a2-000001.jsonl"]
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), MemoryError(), RuntimeError("zstd")])
+def test_what_cannot_be_compressed_is_sealed_as_it_is(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(source: Path, target: Path) -> None:
+        target.write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(segments_module, "compress_file", fail)
+    segments = make(is_compressed=True)
+    segments.write(b"one\n", NOW_US, NOW_US)
+    segments.seal(NOW_US)
+    assert names(sealed(tmp_path)) == ["date=2023-11-14/b1-000001.jsonl"]
+    assert hidden(tmp_path) == []
 
 
 def test_the_date_is_that_of_the_first_event(make: Make, tmp_path: Path) -> None:
