@@ -1,10 +1,15 @@
 """A message as a row, and a row as a message.
 
-Reading gives every message in the columns of ``MESSAGE``. Writing takes any selection of them that
-has ``body``, so that what was read can be written elsewhere as it is.
+Reading gives every message in the columns of ``MESSAGE``, whatever its clients put into it. Writing
+takes any selection of them that has ``body``, and always what was read. Two things are not as they
+were: a ``timestamp`` beyond the calendar is null, and in properties a question mark stands for what
+is no UTF-8. Headers keep their values: numbers may be of a wider type, and strings that are no
+UTF-8 are bytes.
 
 Headers are JSON text. What JSON has no word for is an object with one key, which writing turns
-back: ``{"$base64": "…"}`` for bytes, ``{"$decimal": "1.5"}``, ``{"$timestamp": "…Z"}``.
+back: ``{"$base64": "…"}`` for bytes, ``{"$decimal": "1.5"}``, ``{"$double": "NaN"}``,
+``{"$timestamp": "…Z"}`` (a number of seconds beyond the calendar); ``{"$table": {…}}`` around a
+table that looks like one of these and is none.
 
 Upstream and downstream: pika's values on one side, Spark's on the other. No connection here.
 """
@@ -13,12 +18,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
-from pika import BasicProperties  # type: ignore[import-untyped]
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -30,6 +35,14 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+)
+
+from leveret.spark_jobs.datasource_properties import (
+    FarTime,
+    Properties,
+    fits_decimal,
+    moment_of,
+    text_of,
 )
 
 _TEXT = StringType()
@@ -73,6 +86,8 @@ _WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "headers": (StringType, MapType),
     "timestamp": (TimestampType,),
 }
+# What JSON has no word for, in a header.
+_TAGS: Final = frozenset(("$base64", "$decimal", "$double", "$timestamp", "$table"))
 _NOT_SENT: Final = ("redelivered", "delivery_tag")
 _PROPERTY_NAMES: Final = tuple(PROPERTIES.names)
 
@@ -87,7 +102,7 @@ class Outgoing(NamedTuple):
     exchange: str | None
     routing_key: str | None
     body: bytes
-    properties: BasicProperties
+    properties: Properties
 
 
 def row_maker(schema: StructType) -> Callable[[Any, Any, bytes], tuple[Any, ...]]:
@@ -112,16 +127,16 @@ def row_maker(schema: StructType) -> Callable[[Any, Any, bytes], tuple[Any, ...]
 
 
 def to_row(method: Any, properties: Any, body: bytes) -> tuple[Any, ...]:
-    """A delivery (or the answer to basic.get) in the columns of MESSAGE."""
+    """A delivery in the columns of MESSAGE; ``properties`` are of our own kind. Never raises."""
     headers = properties.headers
     timestamp = properties.timestamp
     return (
         body,
-        method.exchange,
-        method.routing_key,
+        _text(method.exchange),
+        _text(method.routing_key),
         tuple(getattr(properties, name) for name in _PROPERTY_NAMES),
         None if headers is None else headers_to_json(headers),
-        None if timestamp is None else datetime.fromtimestamp(timestamp, UTC),
+        None if timestamp is None else moment_of(timestamp),
         method.redelivered,
         method.delivery_tag,
     )
@@ -169,7 +184,7 @@ def to_message(row: Mapping[str, Any], *, persistent: bool) -> Outgoing:
     if fields.get("delivery_mode") is None:
         fields["delivery_mode"] = 2 if persistent else 1
     timestamp = row.get("timestamp")
-    properties = BasicProperties(
+    properties = Properties(
         **fields,
         headers=_headers(row.get("headers")),
         timestamp=None if timestamp is None else int(timestamp.timestamp()),
@@ -183,20 +198,21 @@ def to_message(row: Mapping[str, Any], *, persistent: bool) -> Outgoing:
 
 
 def headers_to_json(headers: Mapping[str, Any]) -> str:
-    return json.dumps(headers, default=_tagged, ensure_ascii=False)
+    fields = {key: _tagged(value) for key, value in headers.items()}
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
 def headers_from_json(text: str) -> dict[str, Any]:
     """Raises ColumnError if the text is no JSON object."""
     try:
-        headers = json.loads(text, object_hook=_untagged, parse_float=_decimal)
+        headers = json.loads(text)
+        if isinstance(headers, dict):
+            return {key: _untagged(value) for key, value in headers.items()}
     except ColumnError:
         raise
     except (ValueError, InvalidOperation) as error:
         raise ColumnError(f"headers are no JSON object ({error}): {text[:200]}") from error
-    if not isinstance(headers, dict):
-        raise ColumnError(f"headers are no JSON object: {text[:200]}")
-    return headers
+    raise ColumnError(f"headers are no JSON object: {text[:200]}")
 
 
 def _headers(value: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -205,39 +221,74 @@ def _headers(value: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
     return headers_from_json(value) if isinstance(value, str) else dict(value)
 
 
-def _tagged(value: object) -> dict[str, str]:
-    if isinstance(value, bytes):
-        return {"$base64": base64.b64encode(value).decode()}
-    if isinstance(value, Decimal):
-        return {"$decimal": str(value)}
-    if isinstance(value, datetime):
-        # pika gives UTC without saying so.
-        return {"$timestamp": value.replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")}
-    raise TypeError(f"{type(value).__name__} in headers")
+def _text(value: str | bytes) -> str:
+    # pika leaves bytes that are no UTF-8 as they are.
+    return text_of(value) if isinstance(value, bytes) else value
 
 
-def _untagged(fields: dict[str, Any]) -> Any:
-    if len(fields) == 1:
-        ((tag, value),) = fields.items()
-        if isinstance(value, str):
-            if tag == "$base64":
-                return base64.b64decode(value, validate=True)
-            if tag == "$decimal":
-                return _decimal(value)
-            if tag == "$timestamp":
-                return datetime.fromisoformat(value)
-    return fields
+def _tagged(value: Any) -> Any:
+    """The value in JSON's words, and tags for what it has none for."""
+    match value:
+        case dict():
+            table = {key: _tagged(one) for key, one in value.items()}
+            # A client may have named a field of its own like one of ours.
+            return {"$table": table} if table.keys() <= _TAGS and len(table) == 1 else table
+        case list():
+            return [_tagged(one) for one in value]
+        case bytes():
+            return {"$base64": base64.b64encode(value).decode()}
+        case Decimal():
+            return {"$decimal": str(value)}
+        case float() if not math.isfinite(value):
+            return {"$double": str(value)}
+        case datetime():
+            return {"$timestamp": value.isoformat().replace("+00:00", "Z")}
+        case FarTime():
+            return {"$timestamp": value.seconds}
+        case _:
+            return value
+
+
+def _untagged(value: Any) -> Any:
+    match value:
+        case list():
+            return [_untagged(one) for one in value]
+        case dict() if len(value) == 1:
+            ((tag, given),) = value.items()
+            return _of_tag(tag, given)
+        case dict():
+            return {key: _untagged(one) for key, one in value.items()}
+        case _:
+            return value
+
+
+def _of_tag(tag: str, given: Any) -> Any:
+    """A value of one of our kinds, or the table of one field that it is if it has no tag."""
+    match tag, given:
+        case "$base64", str():
+            return base64.b64decode(given, validate=True)
+        case "$decimal", str():
+            return _decimal(given)
+        case "$double", str():
+            return float(given)
+        case "$timestamp", str():
+            moment = datetime.fromisoformat(given)
+            return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        case "$timestamp", int():
+            return FarTime(given)
+        case "$table", dict():
+            return {key: _untagged(value) for key, value in given.items()}
+        case _:
+            return {tag: _untagged(given)}
 
 
 def _decimal(text: str) -> Decimal:
-    """As AMQP's decimal, the only broken number that pika can send. Raises ColumnError."""
+    """Raises ColumnError if it is none of AMQP's."""
     value = Decimal(text)
-    digits = value.normalize().as_tuple()
-    places = digits.exponent
-    if not isinstance(places, int) or not (
-        -255 <= places <= 10 and abs(value.scaleb(max(-places, 0))) < 2**31
-    ):
-        raise ColumnError(f"the number {text} does not fit into a header: write it as text")
+    if not fits_decimal(value):
+        raise ColumnError(
+            f"the number {text} does not fit into a decimal of AMQP: write it as a number or a text"
+        )
     return value
 
 

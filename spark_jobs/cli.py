@@ -15,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from leveret.spark_jobs.table import printable
+
 if TYPE_CHECKING:
     from leveret.spark_jobs.alert_rules import Rule
 
@@ -55,6 +57,8 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S: Final = 36_525 * 86_400
 _END_US: Final = 253_402_300_800_000_000
 _MOST: Final = 1_000_000_000
+# Of an exchange, in AMQP.
+_NAME_BYTES: Final = 255
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,7 +159,10 @@ def _add_tail(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--alert", metavar="URL", help="publish alerts to this broker: amqp://user:password@host/"
     )
     tail.add_argument(
-        "--exchange", default="alerts", help="to this exchange, made if it is not there (alerts)"
+        "--exchange",
+        type=_exchange,
+        default="alerts",
+        help="to this exchange, made if it is not there (alerts)",
     )
     _add_session(tail)
     tail.set_defaults(run=_runner("tail"), command="tail")
@@ -259,7 +266,8 @@ def _runner(name: str) -> Callable[[argparse.Namespace], int]:
 def fail(text: str) -> int:
     """Say what went wrong; returns the exit status."""
     for line in text.splitlines():
-        print(f"leveret: {line}", file=sys.stderr)
+        # Brokers and Spark quote names that clients chose.
+        print(f"leveret: {printable(line.expandtabs())}", file=sys.stderr)
     return FAILED
 
 
@@ -314,6 +322,12 @@ def _folder(text: str) -> str:
     # As an unset variable of a shell gives it; paths would begin at the root.
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def _exchange(text: str) -> str:
+    if len(text.encode(errors="replace")) > _NAME_BYTES:
+        raise argparse.ArgumentTypeError(f"a name has at most {_NAME_BYTES} bytes")
     return text
 
 

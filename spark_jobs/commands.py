@@ -112,17 +112,20 @@ def _all(spark: SparkSession, options: argparse.Namespace) -> int:
 
 def _report(spark: SparkSession, options: argparse.Namespace) -> int:
     lake = Lake(options.lake)
+    target = Path(options.output)
+    if options.pdf:
+        # Before the work, not after it.
+        report.pdf_of(target)
     if options.log is not None:
         _take_in(spark, options.log, lake)
     inputs = _inputs(spark, lake, options)
-    target = Path(options.output)
     with progress("report", spark) as shown:
         written = report.write(
             spark, inputs, lake, target, on_job=lambda name: shown.say(f"report: {name}")
         )
     print(written.scope.words())
     for finding in written.findings:
-        print(f"{finding.severity}: {finding.text}")
+        print(table.printable(f"{finding.severity}: {finding.text}"))
     if not written.findings:
         print("nothing out of the ordinary was found")
     print(f"written: {target}")

@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 from leveret.spark_jobs.amqp_link import Link, LinkError, LinkLost
 from leveret.spark_jobs.amqp_rows import row_maker
 from leveret.spark_jobs.datasource_options import ReadOptions
+from leveret.spark_jobs.datasource_properties import read_own_properties
 
 _BETWEEN_TRIES_S: Final = 1.0
 # A queue whose messages others may take meanwhile is waited for this long, not for ever.
@@ -63,6 +64,7 @@ class Consumer:
             with self._link.lock:
                 self.ready = self._count()
                 channel = self._link.channel
+                read_own_properties(channel.connection)
                 self._link.ask(
                     lambda done: channel.basic_qos(prefetch_count=prefetch, callback=done),
                     "basic.qos",

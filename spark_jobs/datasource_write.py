@@ -17,6 +17,7 @@ from pika.exceptions import AMQPError  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import Row
 
+from leveret.protocol.field_table import TableError
 from leveret.spark_jobs.amqp_link import Link
 from leveret.spark_jobs.amqp_publisher import Publisher
 from leveret.spark_jobs.amqp_rows import ColumnError, to_message
@@ -72,5 +73,5 @@ def _publish(publisher: Publisher, options: WriteOptions, row: Row) -> None:
         publisher.publish(
             exchange, key, message.body, message.properties, mandatory=options.mandatory
         )
-    except (struct.error, AMQPError) as error:
+    except (struct.error, TableError, AMQPError) as error:
         raise ColumnError(f"a row cannot be sent as a message: {error!r}: {row}") from error

@@ -30,6 +30,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from leveret.broker.event_log.schema import REQUIRED, VERSION
 from leveret.spark_jobs import checkpoint
+from leveret.spark_jobs.hadoop_files import create
 from leveret.spark_jobs.ingest_lock import alone
 from leveret.spark_jobs.lake import BRONZE, QUARANTINE, Lake, LakeError, delete, exists, segments_of
 from leveret.spark_jobs.schema import EVENT, with_defaults
@@ -73,14 +74,24 @@ def ingest(
     with alone(spark, lake):
         if rebuild:
             forget(spark, lake)
-        if exists(spark, lake.bronze) and not exists(spark, lake.checkpoint):
-            raise LakeError(
-                f"{lake.root} has events but no record of which segments they came from: "
-                f"take everything in anew with --rebuild"
-            )
+        _refuse_if_unknown(spark, lake)
         if not accept_gone:
             _refuse_if_gone(spark, log, lake)
         return _ingest(spark, segments, lake, files_per_batch, on_batch)
+
+
+def _refuse_if_unknown(spark: SparkSession, lake: Lake) -> None:
+    if exists(spark, _rebuilding(lake)):
+        raise LakeError(
+            f"{lake.root} was being emptied when an ingest was interrupted: take everything in "
+            f"anew with --rebuild"
+        )
+    has_lines = exists(spark, lake.bronze) or exists(spark, lake.quarantine)
+    if has_lines and not exists(spark, lake.checkpoint):
+        raise LakeError(
+            f"{lake.root} has events but no record of which segments they came from: "
+            f"take everything in anew with --rebuild"
+        )
 
 
 def _refuse_if_gone(spark: SparkSession, log: str, lake: Lake) -> None:
@@ -132,9 +143,19 @@ def _ingest(
 
 
 def forget(spark: SparkSession, lake: Lake) -> None:
-    """Make the lake empty of events, so that the next ingest takes everything in anew."""
-    for path in (lake.bronze, lake.quarantine, lake.checkpoint):
+    """Make the lake empty of events, so that the next ingest takes everything in anew.
+
+    Interrupted at any moment, it leaves what the next ingest refuses to add to.
+    """
+    # Half a checkpoint says of segments that they are in, or of those in that they are new.
+    create(spark, _rebuilding(lake), "")
+    for path in (lake.checkpoint, lake.bronze, lake.quarantine, _rebuilding(lake)):
         delete(spark, path)
+
+
+def _rebuilding(lake: Lake) -> str:
+    """A file that is there while the lake is emptied."""
+    return f"{lake.checkpoint}.rebuilding"
 
 
 def read_segments(spark: SparkSession, segments: str, files_per_batch: int) -> DataFrame:

@@ -136,11 +136,15 @@ def _examine(home: Path, origin: str) -> Java:
 
 
 def _objection(version: str) -> str:
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    if match is None:
+        return f"'{version}' is no version of Java"
+    # What is not said is 0: the first release of 25 calls itself 25.
+    first, second, third = [*map(int, match[0].split(".")), 0, 0][:3]
     # Up to Java 8 the first number was always 1.
-    major = numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
+    major = second if first == 1 else first
     if major < OLDEST:
         return f"Java {version} is too old"
-    if numbers in _CORRUPTING:
+    if (first, second, third) in _CORRUPTING:
         return f"Java {version} corrupts Parquet files (JDK-8377811); 25.0.3 and newer do not"
     return ""

@@ -44,6 +44,8 @@ _NOTES: Final = {
     "slow_consumers": "how long from delivery to answer, and how many times as long as the others",
     "anomalies": "deviations: how far from usual, in median absolute deviations",
 }
+# A page takes a browser a second or two.
+_PRINT_S: Final = 120.0
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
 
@@ -119,20 +121,45 @@ def render(answers: Answers, found: Sequence[Finding], scope: Scope) -> str:
     return "".join(_page(answers, found, scope))
 
 
+def pdf_of(page: Path) -> Path:
+    """Where the page is printed to: beside it. Raises LakeError if it is there itself."""
+    if page.suffix.lower() == ".pdf":
+        raise LakeError(
+            f"{page} would be the page and the PDF: name the page, as --output "
+            f"{page.with_suffix('.html')}, and the PDF goes beside it"
+        )
+    return page.with_suffix(".pdf")
+
+
 def print_pdf(page: Path) -> Path:
-    """The page as PDF beside it. Raises LakeError without a browser."""
+    """The page as PDF beside it. Raises LakeError without a browser, or if it does not print."""
+    target = pdf_of(page)
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         raise LakeError(
             f"{page} is written, but no PDF: there is no browser to print it with "
             f"({', '.join(BROWSERS)}). Open the page in one and print it."
         )
-    target = page.with_suffix(".pdf")
+    # Printed aside, so that an older PDF is not taken for the new one, nor lost to a failure.
+    draft = page.with_name(f"{page.stem}.new.pdf").resolve()
+    draft.unlink(missing_ok=True)
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
-    command += [f"--print-to-pdf={target}", page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode or not target.exists():
-        raise LakeError(f"{browser} could not print {page}: {done.stderr.strip()[-500:]}")
+    command += [f"--print-to-pdf={draft}", page.resolve().as_uri()]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_PRINT_S, check=False
+        )
+        if done.returncode or not draft.exists():
+            said = done.stderr.strip()[-500:] or f"it ended with status {done.returncode}"
+            raise LakeError(f"{page} is written, but {browser} could not print it: {said}")
+        draft.replace(target)
+    except subprocess.TimeoutExpired:
+        raise LakeError(
+            f"{page} is written, but {browser} had not printed it after {_PRINT_S:.0f} s. Open the "
+            f"page in a browser and print it."
+        ) from None
+    finally:
+        draft.unlink(missing_ok=True)
     return target
 
 

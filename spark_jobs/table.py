@@ -2,12 +2,16 @@
 
 Rows come one by one, so that an answer need not fit into memory (a table shows its first rows
 only). Numbers are rounded in tables alone.
+
+Clients choose names, and people look at them on terminals, which obey some characters: what is for
+people goes through ``printable``. What is for programs stays as it is.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,6 +20,15 @@ from typing import Any, Final, TextIO
 Cells = Sequence[Any]
 
 _IDS: Final = ("msg", "conn", "ch", "dtag", "seq")
+
+
+# Besides control characters: ends of lines, and what turns the direction of writing.
+_OBEYED: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """With \\xNN (or \\uNNNN) for each character that a terminal would obey, not show."""
+    return _OBEYED.sub(_escape, text)
 
 
 def write_table(names: Sequence[str], rows: Iterable[Cells], out: TextIO, *, limit: int) -> None:
@@ -50,7 +63,8 @@ def write_table(names: Sequence[str], rows: Iterable[Cells], out: TextIO, *, lim
 
 
 def write_csv(names: Sequence[str], rows: Iterable[Cells], out: TextIO) -> None:
-    writer = csv.writer(out, lineterminator="\n")
+    # Quoted is what has a character of the end of a line, so that a lone \r needs one there.
+    writer = csv.writer(_Lines(out), lineterminator=_Lines.end)
     writer.writerow(names)
     writer.writerows([_plain(value) for value in row] for row in rows)
 
@@ -76,7 +90,24 @@ def for_people(value: Any) -> str:
         # Spark hands over local time without a zone.
         moment = value.astimezone(UTC)
         return moment.strftime("%Y-%m-%d %H:%M:%S")
-    return str(value)
+    return printable(str(value))
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+class _Lines:
+    """Takes lines as a CSV writer gives them, one at a time; passes them on with \\n alone."""
+
+    end: Final = "\r\n"
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, line: str) -> int:
+        return self._out.write(line.removesuffix(self.end) + "\n")
 
 
 def _of_column(name: str, value: Any) -> str:

@@ -16,6 +16,7 @@ import argparse
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -60,7 +61,8 @@ class Tail:
         self._watch = Watch(options.rules)
         # By boot, the share of messages that it logs.
         self._samples: dict[str, float] = {}
-        self._stopped = threading.Event()
+        # No event, whose lock the thread that a signal interrupts may hold.
+        self._is_stopped = False
         # Held while a batch is looked at.
         self._at_work = threading.Lock()
 
@@ -80,27 +82,32 @@ class Tail:
             .start()
         )
         try:
-            while query.isActive and not self._stopped.wait(_TURN_S):
+            while query.isActive and not self._is_stopped:
                 self._send()
+                time.sleep(_TURN_S)
             failure = query.exception()
             if failure is not None:
                 raise failure
         finally:
-            self._stopped.set()
-            # Between two batches: Spark takes one that is interrupted for a failure.
+            self._is_stopped = True
+            # Spark takes a batch that is interrupted for a failure: the one that is being looked at
+            # ends, and those after it end at once. The lock is not kept: Spark waits for its thread
+            # to stop, which may be about to ask for it.
             with self._at_work:
-                query.stop()
-            self._send()
+                pass
+            query.stop()
             if self._sender is not None:
-                self._sender.close()
+                self._say(self._sender.finish())
 
     def stop(self) -> None:
         """May be called from any thread, and from a signal's handler."""
-        self._stopped.set()
+        self._is_stopped = True
+        if self._sender is not None:
+            self._sender.hurry()
 
     def _on_batch(self, lines: DataFrame, number: int) -> None:
         with self._at_work:
-            if self._stopped.is_set():
+            if self._is_stopped:
                 return
             events = events_of(lines, self._options.selection)
             rows = summarise(events, self._options.window_s).collect()
@@ -114,9 +121,11 @@ class Tail:
 
     def _send(self) -> None:
         if self._sender is not None:
-            trouble = self._sender.send()
-            if trouble is not None:
-                self._screen.say(trouble)
+            self._say(self._sender.send())
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble is not None:
+            self._screen.say(trouble)
 
 
 def run(spark: SparkSession, options: argparse.Namespace) -> int:

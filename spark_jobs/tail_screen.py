@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from leveret.spark_jobs.alert_rules import Alert
-from leveret.spark_jobs.table import for_people, write_table
+from leveret.spark_jobs.table import for_people, printable, write_table
 from leveret.spark_jobs.tail_windows import Reading
 
 _COLUMNS: Final = (
@@ -41,7 +41,7 @@ class Screen:
     def say(self, text: str) -> None:
         """A line that stays."""
         self._erase()
-        print(text, file=self._out, flush=True)
+        print(printable(text), file=self._out, flush=True)
 
     def show_alert(self, alert: Alert) -> None:
         text = f"{_time(alert.at)} {'!' if alert.begins else '-'} {alert.text}"
@@ -69,7 +69,7 @@ class Screen:
             return
         for reading in shown[: self._limit]:
             if is_alarmed(reading) or reading.came_per_s or reading.went_per_s:
-                print(_line(reading), file=self._out)
+                print(printable(_line(reading)), file=self._out)
         self._out.flush()
 
     def _draw(self, readings: Sequence[Reading], alarms: Sequence[bool], late: int) -> None:
@@ -95,7 +95,7 @@ class Screen:
         if late:
             print(f"  {late} messages came after their window was shown", file=text)
         for alert in self._alerts:
-            print(alert, file=text)
+            print(printable(alert), file=text)
         self._erase()
         self._out.write(text.getvalue())
         self._out.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -29,6 +30,7 @@ from leveret.spark_jobs.amqp_rows import (
 )
 from leveret.spark_jobs.datasource import LeveretDataSource
 from leveret.spark_jobs.datasource_options import OptionError, read_options, write_options
+from leveret.spark_jobs.datasource_properties import FarTime
 
 URL = "amqp://guest:secret@localhost/%2F"
 
@@ -130,17 +132,40 @@ def test_headers_of_every_kind_come_back() -> None:
         "decimal": Decimal("1.25"),
         "when": datetime(2026, 3, 2, 8, 15, tzinfo=UTC),
         "table": {"list": [1, {"deep": b"\x80"}]},
+        "exact": 3.141592653589793,
+        "endless": -math.inf,
+        "least": Decimal("-2147483648"),
+        "in milliseconds": FarTime(1_772_438_400_000),
+        # As ours look in JSON, but a client's.
+        "like ours": {"$decimal": "much"},
+        "like both": {"$table": {"$timestamp": 1}},
+        "$base64": "no bytes",
     }
     assert headers_from_json(headers_to_json(headers)) == headers
 
 
-def test_broken_numbers_become_decimals() -> None:
-    assert headers_from_json('{"x": 0.5}') == {"x": Decimal("0.5")}
+def test_a_single_header_may_be_named_like_a_tag() -> None:
+    headers = {"$decimal": "1.5"}
+    assert headers_from_json(headers_to_json(headers)) == headers
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"x": 1e300}', '{"x": {"$decimal": "much"}}'])
+def test_broken_numbers_become_doubles() -> None:
+    assert headers_from_json('{"x": 0.5, "y": 1e300}') == {"x": 0.5, "y": 1e300}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]",
+        "{",
+        '{"x": {"$decimal": "1e300"}}',
+        '{"x": {"$decimal": "12345678901"}}',
+        '{"x": {"$decimal": "much"}}',
+        '{"x": {"$timestamp": "noon"}}',
+    ],
+)
 def test_no_headers(text: str) -> None:
-    with pytest.raises(ColumnError, match="header"):
+    with pytest.raises(ColumnError, match=r"header|decimal"):
         headers_from_json(text)
 
 

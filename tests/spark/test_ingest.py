@@ -21,7 +21,14 @@ from leveret.spark_jobs.generator import Plan, generate
 from leveret.spark_jobs.hadoop_files import create, read_text
 from leveret.spark_jobs.ingest import forget, ingest
 from leveret.spark_jobs.ingest_lock import alone, lock_of
-from leveret.spark_jobs.lake import Lake, LakeError, Selection, read_events, read_quarantine
+from leveret.spark_jobs.lake import (
+    Lake,
+    LakeError,
+    Selection,
+    delete,
+    read_events,
+    read_quarantine,
+)
 from tests.spark.conftest import SESSION
 
 SMALL = Plan(messages=200, problems=frozenset(), segment_lines=200)
@@ -241,6 +248,55 @@ def test_a_lake_without_its_record_is_not_added_to(spark: SparkSession, tmp_path
     ingest(spark, str(tmp_path / "log"), lake)
 
     assert in_files(lake) == (truth.events, truth.events)
+
+
+class Killed(BaseException):
+    """No exception that anything catches."""
+
+
+def test_a_rebuild_that_was_interrupted_is_not_added_to(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it was: half of the lake is no lake."""
+    truth = generate(tmp_path / "log/events", Plan(messages=50, problems=frozenset()))
+    (truth.files[0].parent / "x-000001.jsonl").write_text("torn\n", encoding="utf-8")
+    log, lake = str(tmp_path / "log"), Lake(str(tmp_path / "lake"))
+    ingest(spark, log, lake)
+    everything = [lake.checkpoint, lake.bronze, lake.quarantine]
+
+    for done in range(len(everything) + 1):
+        left = done
+
+        def die(spark: SparkSession, path: str) -> None:
+            nonlocal left
+            if left == 0:
+                # Half of a folder is gone, too.
+                shutil.rmtree(Path(path) / "commits", ignore_errors=True)
+                raise Killed
+            left -= 1
+            delete(spark, path)
+
+        monkeypatch.setattr("leveret.spark_jobs.ingest.delete", die)
+        with pytest.raises(Killed):
+            ingest(spark, log, lake, rebuild=True)
+        monkeypatch.undo()
+        assert [Path(path).exists() for path in everything] == [
+            number >= done for number in range(len(everything))
+        ]
+        with pytest.raises(LakeError, match="anew with --rebuild"):
+            ingest(spark, log, lake)
+
+    again = ingest(spark, log, lake, rebuild=True)
+    assert (again.events, again.malformed) == (truth.events, 1)
+    assert in_files(lake) == (truth.events, truth.events)
+    assert read_quarantine(spark, lake).count() == 1
+    assert ingest(spark, log, lake).batches == 0
+
+    # By hand, and not all of it.
+    shutil.rmtree(lake.checkpoint)
+    shutil.rmtree(lake.bronze)
+    with pytest.raises(LakeError, match="anew with --rebuild"):
+        ingest(spark, log, lake)
 
 
 def test_what_is_no_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:

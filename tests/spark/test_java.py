@@ -28,6 +28,10 @@ def fake_java(home: Path, version: str) -> Path:
         pytest.param("21", True, id="21-bare"),
         pytest.param("25.0.2", False, id="25-corrupts"),
         pytest.param("25.0.3", True, id="25-mended"),
+        pytest.param("25", False, id="25-first-corrupts"),
+        pytest.param("25-ea+3", False, id="25-early"),
+        pytest.param("26", True, id="26-bare"),
+        pytest.param("internal", False, id="no-number"),
     ],
 )
 def test_versions(tmp_path: Path, version: str, is_usable: bool) -> None:

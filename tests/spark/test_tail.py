@@ -155,4 +155,4 @@ def test_an_exchange_of_another_type_is_used_as_it_is(tmp_path: Path) -> None:
         sender.close()
         ((_, properties, body),) = drain(channel, "inbox")
         assert json.loads(body)["state"] == "end"
-        assert properties.message_id == "r/end/0/v/q"
+        assert len(properties.message_id) == 32
