@@ -17,7 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogFormatter
 
 from leveret.spark_jobs.findings import Answers
 from leveret.spark_jobs.scope import Scope
@@ -42,6 +42,8 @@ _QUIET: Final = "#6b7280"
 
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
+    # Whoever names a queue may write dollars: no formula is meant.
+    "text.parse_math": False,
     # Ids in the file do not change from run to run.
     "svg.hashsalt": "leveret",
     "font.family": "sans-serif",
@@ -95,6 +97,8 @@ def _waits(axes: Axes, answers: Answers, scope: Scope) -> float:
     height = _lines(axes, _by_queue(answers["queue_latency"], "wait_p99_ms"), "ms", scale="log")
     if height:
         axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+        # The default writes formulas between the decades.
+        axes.yaxis.set_minor_formatter(LogFormatter())
     return height
 
 
@@ -110,10 +114,12 @@ def _holders(axes: Axes, answers: Answers, scope: Scope) -> float:
     rows = [row for row in answers["slow_consumers"] if row["hold_p99_ms"]]
     rows = sorted(rows, key=lambda row: row["hold_p99_ms"])[-_BARS:]
     names = [f"{row['vhost']}/{row['queue']}: {row['ctag']}" for row in rows]
-    axes.barh(names, [row["hold_p99_ms"] for row in rows], color=_COLOURS[5], height=0.75)
-    axes.barh(names, [row["hold_p50_ms"] for row in rows], color=_COLOURS[0], height=0.75)
+    # By place, not by name: several consumers may have the same tag.
+    places = range(len(rows))
+    axes.barh(places, [row["hold_p99_ms"] for row in rows], color=_COLOURS[5], height=0.75)
+    axes.barh(places, [row["hold_p50_ms"] for row in rows], color=_COLOURS[0], height=0.75)
     axes.legend(["p99", "median"], loc="lower right")
-    _finish_bars(axes, "ms between delivery and answer")
+    _finish_bars(axes, names, "ms between delivery and answer")
     return 0.9 + 0.22 * len(rows) if rows else 0.0
 
 
@@ -123,10 +129,11 @@ def _tenants(axes: Axes, answers: Answers, scope: Scope) -> float:
     names = [f"{row['vhost']}: {row['user']}" for row in rows]
     came = [scope.estimate(row["bytes_in"]) / 1e6 for row in rows]
     went = [scope.estimate(row["bytes_out"]) / 1e6 for row in rows]
-    axes.barh(names, came, color=_COLOURS[0], height=0.7)
-    axes.barh(names, went, left=came, color=_COLOURS[5], height=0.7)
+    places = range(len(rows))
+    axes.barh(places, came, color=_COLOURS[0], height=0.7)
+    axes.barh(places, went, left=came, color=_COLOURS[5], height=0.7)
     axes.legend(["in", "out"], loc="lower right")
-    _finish_bars(axes, "MB")
+    _finish_bars(axes, names, "MB")
     return 0.9 + 0.22 * len(rows) if rows else 0.0
 
 
@@ -143,12 +150,13 @@ def _by_queue(
     rows: Sequence[Mapping[str, Any]], value: str
 ) -> list[tuple[str, dict[datetime, float]]]:
     """The series with the highest peaks, highest first."""
-    series: dict[str, dict[datetime, float]] = {}
+    series: dict[tuple[str, str], dict[datetime, float]] = {}
     for row in rows:
         if row[value] is not None:
-            name = f"{row['vhost']}/{row['queue']}"
-            series.setdefault(name, {})[_moment(row["window"])] = row[value]
-    return sorted(series.items(), key=lambda one: -max(one[1].values()))[:_SERIES]
+            queue = (row["vhost"], row["queue"])
+            series.setdefault(queue, {})[_moment(row["window"])] = row[value]
+    highest = sorted(series.items(), key=lambda one: -max(one[1].values()))[:_SERIES]
+    return [("/".join(queue), values) for queue, values in highest]
 
 
 def _lines(
@@ -183,7 +191,8 @@ def _lines(
     return _HEIGHT
 
 
-def _finish_bars(axes: Axes, unit: str) -> None:
+def _finish_bars(axes: Axes, names: Sequence[str], unit: str) -> None:
+    axes.set_yticks(range(len(names)), names)
     axes.set_xlabel(unit)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

@@ -9,8 +9,10 @@ Upstream: answers of the jobs, as ``runner.rows_of`` gives them. Downstream: ``r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from typing import Any, Final
 
@@ -69,8 +71,11 @@ def _poison(answers: Answers, scope: Scope) -> Iterator[Finding]:
         rows = list(group)
         for row in rows[:5]:
             within = row["last_at"] - row["first_at"]
-            end = "acked in the end" if row["acked"] else "never acked"
-            if "delivery_limit" in row["reasons"]:
+            end = "never acked"
+            # A dead-letter exchange may bring a message back, so that it is acked after all.
+            if row["acked"]:
+                end = "acked in the end"
+            elif "delivery_limit" in row["reasons"]:
                 end = "then removed by the delivery limit"
             elif "rejected" in row["reasons"]:
                 end = "then rejected and dead-lettered"
@@ -107,9 +112,8 @@ def _odd_moments(answers: Answers, scope: Scope) -> Iterator[Finding]:
         if waits:
             worst = max(waits, key=lambda one: one["value"])
             parts.append(
-                f"p99 wait rose from {for_ms(worst['median'])} to {for_ms(worst['value'])} between "
-                f"{scope.time(min(one['window'] for one in waits))} and "
-                f"{scope.time(max(one['window'] for one in waits))}"
+                f"p99 wait rose from {for_ms(worst['median'])} to {for_ms(worst['value'])} "
+                f"{_when(waits, worst, scope)}{_who_held(answers, worst, scope)}"
             )
         if rates:
             peak = max(rates, key=lambda one: one["value"])
@@ -117,19 +121,41 @@ def _odd_moments(answers: Answers, scope: Scope) -> Iterator[Finding]:
                 f"{scope.rate(peak['value'])} messages a second came in at "
                 f"{scope.time(peak['window'])}, usually {scope.rate(peak['median'])}"
             )
-        if waits:
-            parts += _who_held(answers, row)
         yield Finding(
             PROBLEM if waits else WARNING, "anomalies", f"{_queue(row)}: {'; '.join(parts)}."
         )
 
 
-def _who_held(answers: Answers, queue: Mapping[str, Any]) -> Iterator[str]:
+def _when(rows: Rows, worst: Mapping[str, Any], scope: Scope) -> str:
+    """The windows around the worst one that follow each other, and how often there were more."""
+    windows = {int(row["window"].timestamp() // scope.window_s): row["window"] for row in rows}
+    # Of numbers that follow each other each is as far from its place as the others.
+    numbered = groupby(enumerate(sorted(windows)), lambda one: one[1] - one[0])
+    runs = [[windows[number] for _, number in run] for _, run in numbered]
+    run = next(run for run in runs if worst["window"] in run)
+    text = f"at {scope.time(run[0])}"
+    if len(run) > 1:
+        text = f"between {scope.time(run[0])} and {scope.time(run[-1])}"
+    return text + (f" (and {_count(len(runs) - 1, 'other time')})" if len(runs) > 1 else "")
+
+
+def _who_held(answers: Answers, worst: Mapping[str, Any], scope: Scope) -> str:
+    """The consumer that holds most, if it can have been there in the worst window."""
+    begin, end = worst["window"], worst["window"] + timedelta(seconds=scope.window_s)
+    others = {
+        row["boot"]
+        for row in answers["quality"]
+        if row["boot"] and not (row["first_at"] < end and begin <= row["last_at"])
+    }
     for row in answers["slow_consumers"]:
-        same = (row["vhost"], row["queue"]) == (queue["vhost"], queue["queue"])
-        others = (row["times_others"] or 0) >= 5
-        if same and others and (row["hold_share"] or 0) >= 0.5:
-            yield f"consumer {row['ctag']} held {share_of(row['hold_share'])} of the time meanwhile"
+        is_slow = (row["times_others"] or 0) >= 5 and (row["hold_share"] or 0) >= 0.5
+        if is_slow and _place(row) == _place(worst) and row["boot"] not in others:
+            share = share_of(row["hold_share"])
+            return (
+                f" while consumer {row['ctag']} held {share} of deliveries (by time held, over "
+                f"the whole time)"
+            )
+    return ""
 
 
 def _growth(answers: Answers, scope: Scope) -> Iterator[Finding]:
@@ -158,8 +184,6 @@ def _unroutable(answers: Answers, scope: Scope) -> Iterator[Finding]:
 
     for (vhost, exchange, user), group in groupby(sorted(answers["unroutable"], key=place), place):
         rows = list(group)
-        keys = [row["rk"] for row in sorted(rows, key=lambda row: -row["n"])]
-        shown = ", ".join(f"'{key}'" for key in keys[:3]) + (", …" if len(keys) > 3 else "")
         dropped = sum(row["dropped"] for row in rows)
         returned = sum(row["returned"] for row in rows)
         name = f"exchange {exchange}" if exchange else "the default exchange"
@@ -167,30 +191,38 @@ def _unroutable(answers: Answers, scope: Scope) -> Iterator[Finding]:
             PROBLEM if dropped else WARNING,
             "unroutable",
             f"{name} in vhost {vhost}: {scope.count(dropped + returned, 'message')} of user {user} "
-            f"reached no queue ({_count(len(keys), 'key')}: {shown}); {scope.figure(dropped)} were "
+            f"reached no queue ({_keys(rows)}); {scope.figure(dropped)} were "
             f"dropped without notice, {scope.figure(returned)} returned.",
         )
 
 
 def _dead_letters(answers: Answers, scope: Scope) -> Iterator[Finding]:
-    named: dict[tuple[str, str], int] = {}
-    for row in answers["poison"]:
-        key = (row["vhost"], row["queue"])
-        named[key] = named.get(key, 0) + 1
-    for row in answers["dead_letters"]:
-        if row["lost"]:
+    def place(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+        return row["vhost"], row["queue"], row["exchange"], row["reason"]
+
+    # Poison messages are findings already.
+    told = Counter(
+        (*_place(row), reason) for row in answers["poison"] for reason in row["reasons"].split(", ")
+    )
+    for key, group in groupby(sorted(answers["dead_letters"], key=place), place):
+        rows = list(group)
+        vhost, queue, exchange, reason = key
+        lost = [row for row in rows if row["lost"]]
+        if lost:
             yield Finding(
                 PROBLEM,
                 "dead_letters",
-                f"{_queue(row)}: {scope.count(row['lost'], 'message')} went to dead-letter "
-                f"exchange {row['exchange']} with key '{row['rk']}' and reached no queue there.",
+                f"{_queue(rows[0])}: {scope.count(sum(row['lost'] for row in lost), 'message')} "
+                f"went to dead-letter exchange {exchange or '(default)'} ({reason}) and reached no "
+                f"queue there ({_keys(lost)}).",
             )
-        if row["n"] > named.get((row["vhost"], row["queue"]), 0):
+        count = sum(row["n"] for row in rows)
+        if count > told[vhost, queue, reason]:
             yield Finding(
                 WARNING,
                 "dead_letters",
-                f"{_queue(row)}: {scope.count(row['n'], 'message')} dead-lettered "
-                f"({row['reason']}) to exchange {row['exchange'] or '(default)'}.",
+                f"{_queue(rows[0])}: {scope.count(count, 'message')} dead-lettered ({reason}) to "
+                f"exchange {exchange or '(default)'} ({_keys(rows)}).",
             )
 
 
@@ -231,7 +263,7 @@ def _unused(answers: Answers, scope: Scope) -> Iterator[Finding]:
     if scope.is_sampled:
         # What nothing is logged of may be used all the time.
         return
-    idle = [row for row in answers["unused"] if row["last_used"] is None]
+    idle = [row for row in answers["unused"] if row["last_used"] is None and row["certain"]]
     for vhost, group in groupby(sorted(idle, key=lambda row: row["vhost"]), _vhost):
         rows = list(group)
         names = [f"{row['kind']} {row['name']}" for row in rows]
@@ -319,6 +351,13 @@ def _vhost(row: Mapping[str, Any]) -> str:
 
 def _queue(row: Mapping[str, Any]) -> str:
     return f"queue {row['queue']} in vhost {row['vhost']}"
+
+
+def _keys(rows: Rows) -> str:
+    """The routing keys with most messages."""
+    keys = [row["rk"] for row in sorted(rows, key=lambda row: -row["n"])]
+    shown = ", ".join(f"'{key}'" for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+    return f"{_count(len(keys), 'key')}: {shown}"
 
 
 def _count(number: int, thing: str) -> str:

@@ -399,6 +399,7 @@ VIEWS: Final[dict[str, View]] = {
         ("name", "name", _text),
         ("declared", "declared_at", _time),
         ("last used", "last_used", _time),
+        ("certain", "certain", _yes),
         rows=_unused,
     ),
     "throttling": _view(

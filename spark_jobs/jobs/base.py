@@ -32,8 +32,8 @@ FLAG: Final = BooleanType()
 
 # Half, nineteen of twenty, ninety-nine of a hundred.
 PERCENTILES: Final = (0.5, 0.95, 0.99)
-# Ranks are right to one in this many.
-_RANKS: Final = 10_000
+# How many numbers a sketch keeps as they are; of more, ranks are right to one in 10,000.
+_SKETCH: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,15 @@ def messages_per_logged(samples: Mapping[str, float]) -> Column:
 
 
 def percentiles(column: Column | str) -> Column:
-    """An array of PERCENTILES, to be taken apart by ``percentile``."""
-    return F.percentile_approx(column, list(PERCENTILES), _RANKS)
+    """A sketch of how a number is distributed, for ``percentile_ms``.
+
+    Half the work of Spark's percentile_approx, and exact where there are few numbers.
+    """
+    return F.kll_sketch_agg_bigint(column, _SKETCH)
 
 
-def percentile_ms(array: str, index: int, name: str) -> Column:
-    """One entry of ``percentiles``, from microseconds to milliseconds."""
-    return (F.col(array)[index] / 1000.0).alias(name)
+def percentile_ms(sketch: str, index: int, name: str) -> Column:
+    """One of PERCENTILES, from microseconds to milliseconds; null where there was no number."""
+    has_any = F.kll_sketch_get_n_bigint(sketch) > 0
+    found = F.kll_sketch_get_quantile_bigint(sketch, F.lit(PERCENTILES[index]))
+    return (F.when(has_any, found) / 1000.0).alias(name)

@@ -78,7 +78,8 @@ def lives(events: DataFrame) -> DataFrame:
         .groupBy(*_KEY)
         .agg(
             F.max("size").alias("size"),
-            F.max("persistent").alias("persistent"),
+            # Null where the log begins later.
+            F.max(F.when(came, F.col("persistent"))).alias("persistent"),
             F.min(F.when(came, F.col("ts"))).alias("published"),
             F.min(F.when(delivered, F.col("ts"))).alias("delivered"),
             F.min(F.when(delivered, F.col("ts") - F.col("wait_us"))).alias("arrived"),
@@ -136,7 +137,8 @@ def settle(alive: DataFrame, events: DataFrame) -> DataFrame:
         .withColumn("start", F.when(F.col("of").isNotNull(), next_start))
         .withColumn("next", F.col("start.boot"))
         .join(F.broadcast(back.distinct()), ["vhost", "of", "next"], "left")
-        .withColumn("stays", F.col("persistent") & F.col("came_back").isNotNull())
+        # What nothing speaks against is there: it must not be called lost.
+        .withColumn("stays", F.coalesce("persistent", F.lit(True)) & F.col("came_back").isNotNull())
         .withColumn("lost_at", F.when(~F.col("stays"), F.col("start.at")))
         .withColumn("ready_at", ready_at)
     )

@@ -37,7 +37,8 @@ def poison(events: DataFrame, options: Options) -> DataFrame:
     The broker's own count is believed where the log begins in the middle of a message's life.
     """
     given = is_("deliver", "get")
-    limited = is_("dead_letter") & (F.col("reason") == "delivery_limit")
+    # Dropped where the queue has no dead-letter exchange.
+    limited = is_("dead_letter", "drop") & (F.col("reason") == "delivery_limit")
     # Most messages are delivered once: nothing that was never refused is grouped.
     suspicious = (given & (F.col("delivery_count") > 0)) | is_("nack", "reject", "requeue")
     suspects = (
@@ -45,9 +46,8 @@ def poison(events: DataFrame, options: Options) -> DataFrame:
         .select("vhost", "queue", "msg")
         .distinct()
     )
-    lives = events.where(given | is_("nack", "reject", "requeue", "ack", "dead_letter")).join(
-        suspects, ["vhost", "queue", "msg"], "left_semi"
-    )
+    tells = given | limited | is_("nack", "reject", "requeue", "ack", "dead_letter")
+    lives = events.where(tells).join(suspects, ["vhost", "queue", "msg"], "left_semi")
     return (
         lives.groupBy("vhost", "queue", "msg")
         .agg(

@@ -72,7 +72,7 @@ def slow_consumers(events: DataFrame) -> DataFrame:
     queue = Window.partitionBy("vhost", "queue")
     return (
         consumers(events)
-        .withColumn("median", F.col("hold")[0])
+        .withColumn("median", percentile_ms("hold", 0, "median"))
         .withColumn("medians", F.array_sort(F.collect_list("median").over(queue)))
         .withColumn("total", F.sum("held").over(queue))
         .select(
@@ -80,7 +80,7 @@ def slow_consumers(events: DataFrame) -> DataFrame:
             "deliveries",
             "answers",
             "unacked",
-            percentile_ms("hold", 0, "hold_p50_ms"),
+            F.col("median").alias("hold_p50_ms"),
             percentile_ms("hold", 1, "hold_p95_ms"),
             percentile_ms("hold", 2, "hold_p99_ms"),
             (F.col("hold_max") / 1000.0).alias("hold_max_ms"),

@@ -6,6 +6,7 @@ Times are microseconds, rows are found by their keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -53,6 +54,17 @@ def rows(answer: DataFrame) -> list[dict[str, Any]]:
         for field in answer.schema.fields
     ]
     return [row.asDict() for row in answer.select(*columns).collect()]
+
+
+def in_micros(given: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows that Spark handed over, whose times are local, as ``rows`` has them."""
+    return [{name: _micros(value) for name, value in row.items()} for row in given]
+
+
+def _micros(value: Any) -> Any:
+    if not isinstance(value, datetime):
+        return value
+    return (value.astimezone(UTC) - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def assert_same(ours: Sequence[Row], theirs: Sequence[Row], key: Sequence[str]) -> None:

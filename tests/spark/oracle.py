@@ -155,14 +155,23 @@ QUESTIONS = {
         FROM c""",
     # The mean difference between any two consumers: what Gini means.
     "fairness": """
-        WITH c AS (SELECT vhost, queue, conn, ctag, count(*) FILTER (ev = 'deliver') AS got
+        WITH c AS (SELECT vhost, queue, boot, conn, ctag, count(*) FILTER (ev = 'deliver') AS got,
+            max(coalesce(attrs['x-priority'], '0')) FILTER (ev = 'consume') AS priority
             FROM e WHERE ev IN ('consume', 'deliver') GROUP BY ALL),
-        g AS (SELECT a.vhost, a.queue, sum(abs(a.got - b.got)) AS differences
-            FROM c a JOIN c b USING (vhost, queue) GROUP BY ALL)
+        b AS (SELECT vhost, queue, boot, sum(got) AS had, count(DISTINCT priority) AS priorities
+            FROM c GROUP BY ALL),
+        even AS (SELECT vhost, queue, boot FROM b WHERE priorities < 2
+            AND NOT EXISTS (FROM b o WHERE o.vhost = b.vhost AND o.queue = b.queue
+                AND (o.had, o.boot) > (b.had, b.boot))
+            AND NOT EXISTS (FROM e d WHERE d.ev = 'queue_declare' AND d.vhost = b.vhost
+                AND d.queue = b.queue AND d.attrs['x-single-active-consumer'] = 'true')),
+        l AS (FROM c JOIN even USING (vhost, queue, boot)),
+        g AS (SELECT m.vhost, m.queue, sum(abs(m.got - o.got)) AS differences
+            FROM l m JOIN l o USING (vhost, queue) GROUP BY ALL)
         SELECT vhost, queue, count(*) AS consumers, sum(got)::BIGINT AS deliveries,
             any_value(differences) / (2.0 * count(*) * sum(got)) AS gini,
             max(got) / sum(got) AS max_share
-        FROM c JOIN g USING (vhost, queue) GROUP BY vhost, queue""",
+        FROM l JOIN g USING (vhost, queue) GROUP BY vhost, queue""",
     "poison": """
         SELECT vhost, queue, msg, count(*) FILTER (ev = 'deliver') AS deliveries,
             count(DISTINCT ctag) FILTER (ev = 'deliver') AS consumers,
@@ -170,7 +179,7 @@ QUESTIONS = {
             max(ts) FILTER (ev NOT IN ('publish', 'enqueue')) AS last_at,
             count(*) FILTER (ev = 'ack') > 0 AS acked
         FROM e WHERE msg != 0 AND queue != '' GROUP BY ALL
-        HAVING count(*) FILTER (ev = 'deliver') >= 5""",
+        HAVING count(*) FILTER (ev = 'deliver') >= 5 OR bool_or(reason = 'delivery_limit')""",
     "dead_letters": """
         SELECT vhost, queue, exchange, rk, reason, count(*) AS n, sum(size)::BIGINT AS bytes,
             count(*) FILTER (routed = 0) AS lost, min(ts) AS first_at, max(ts) AS last_at
@@ -208,6 +217,21 @@ QUESTIONS = {
         FROM e WHERE "user" != '' AND ev IN ('publish', 'deliver', 'connection_open')
         GROUP BY ALL""",
     "unused": r"""
+        WITH types AS (SELECT vhost, exchange, any_value(attrs['type']) AS type FROM e
+            WHERE ev = 'exchange_declare' GROUP BY ALL),
+        -- A key, and one of the queues that took a message with it.
+        keys AS (SELECT vhost, exchange, rk AS key, if(ev = 'dead_letter', '', queue) AS taker,
+            max(ts) AS ts FROM e WHERE ev IN ('publish', 'enqueue', 'dead_letter') GROUP BY ALL),
+        pairs AS (SELECT b.vhost, b.exchange, b.queue, b.rk, b.ts AS declared_at, k.ts AS used,
+            k.key, k.taker = b.queue AS took, k.key IS NOT NULL AND CASE coalesce(type, '')
+                WHEN 'topic' THEN regexp_full_match(k.key,
+                    replace(replace(replace(b.rk, '.', '\.'), '*', '[^.]*'), '#', '.*'))
+                WHEN 'direct' THEN k.key = b.rk ELSE true END AS fits
+            FROM e b LEFT JOIN types USING (vhost, exchange)
+                LEFT JOIN keys k ON k.vhost = b.vhost AND k.exchange = b.exchange
+            WHERE b.ev = 'bind'),
+        ways AS (SELECT *, fits OR (took AND NOT bool_or(fits)
+            OVER (PARTITION BY vhost, exchange, queue, key)) AS was_way FROM pairs)
         SELECT vhost, 'queue' AS kind, queue AS name, min(ts) FILTER (ev = 'queue_declare')
                 AS declared_at,
             max(ts) FILTER (ev IN ('publish', 'enqueue', 'deliver', 'consume')) AS last_used
@@ -215,18 +239,12 @@ QUESTIONS = {
         HAVING count(*) FILTER (ev = 'queue_declare') > 0
         UNION ALL
         SELECT vhost, 'exchange', exchange, min(ts) FILTER (ev = 'exchange_declare'),
-            max(ts) FILTER (ev IN ('publish', 'dead_letter'))
+            max(ts) FILTER (ev IN ('publish', 'enqueue', 'dead_letter'))
         FROM e GROUP BY ALL HAVING count(*) FILTER (ev = 'exchange_declare') > 0
         UNION ALL
-        SELECT b.vhost, 'binding', b.exchange || ' -> ' || b.queue || ' (' || b.rk || ')', b.ts,
-            (SELECT max(p.ts) FROM e p WHERE p.ev IN ('publish', 'dead_letter')
-                AND p.vhost = b.vhost AND p.exchange = b.exchange
-                AND CASE x.type WHEN 'fanout' THEN true WHEN 'topic' THEN regexp_full_match(p.rk,
-                    replace(replace(replace(b.rk, '.', '\.'), '*', '[^.]*'), '#', '.*'))
-                    ELSE p.rk = b.rk END)
-        FROM e b LEFT JOIN (SELECT vhost, exchange, any_value(attrs['type']) AS type FROM e
-            WHERE ev = 'exchange_declare' GROUP BY ALL) x USING (vhost, exchange)
-        WHERE b.ev = 'bind'""",
+        SELECT vhost, 'binding', exchange || ' -> ' || queue || ' (' || rk || ')', declared_at,
+            max(used) FILTER (was_way)
+        FROM ways GROUP BY ALL""",
     "quality": """
         SELECT boot, count(*) AS events, min(ts) AS first_at, max(ts) AS last_at,
             max(seq) - min(seq) + 1 - count(DISTINCT seq) AS missing,
@@ -253,7 +271,9 @@ QUESTIONS = {
     "lifecycle": """
         WITH lives AS (SELECT vhost, queue, msg, max(size) AS size, count(*) FILTER (ev = 'deliver')
                 AS deliveries, min(ts) FILTER (ev IN ('publish', 'enqueue')) AS published_at,
-                min(ts) FILTER (ev = 'deliver') AS delivered_at, max(persistent) AS persistent,
+                min(ts) FILTER (ev = 'deliver') AS delivered_at,
+                -- Of what nothing is known it is believed.
+                coalesce(max(persistent) FILTER (ev IN ('publish', 'enqueue')), true) AS persistent,
                 max(ts) FILTER (acks) AS acked,
                 max(ts) FILTER (ev = 'dead_letter') AS died,
                 max(ts) FILTER (ev = 'return') AS returned, max(ts) FILTER (ev = 'drop') AS dropped,

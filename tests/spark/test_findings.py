@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from leveret.spark_jobs import charts, findings
+from leveret.spark_jobs import findings
 from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.lake import LakeError
 from leveret.spark_jobs.report import BROWSERS, Report, print_pdf, render
@@ -152,6 +152,7 @@ NEVER_USED = {
     "name": "orders",
     "declared_at": HOUR,
     "last_used": None,
+    "certain": True,
 }
 
 
@@ -244,17 +245,6 @@ def test_what_needs_no_ack_does_not_look_lost(report: Report) -> None:
     assert "acked; 1,200 need no ack" in page
 
 
-@pytest.mark.parametrize(
-    ("hours", "label"), [(1, "08:30:00"), (20, "12:00"), (72, "03-03 00:00"), (2000, "2026-04")]
-)
-def test_time_axes_say_when(hours: int, label: str) -> None:
-    row = {"vhost": "/", "ev": "publish", "n": 6, "bytes": 6, "per_s": 0.1}
-    windows = [HOUR + timedelta(hours=hours) * step / 20 for step in range(21)]
-    answers = {**NOTHING, "throughput": [{**row, "window": window} for window in windows]}
-    ((_, svg),) = charts.draw(answers, SCOPE)
-    assert label in svg
-
-
 def test_the_page_is_printed(tmp_path: Path) -> None:
     if not any(shutil.which(name) for name in BROWSERS):
         pytest.skip("there is no Chromium or Chrome to print with")
@@ -267,39 +257,3 @@ def test_without_a_browser_there_is_no_pdf(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LakeError, match="no browser"):
         print_pdf(tmp_path / "report.html")
-
-
-def test_a_broken_log_is_told() -> None:
-    def boot(name: str, hour: int, **fields: object) -> dict[str, Any]:
-        time = datetime(2026, 3, 2, hour, tzinfo=UTC)
-        well = {"events": 9, "missing": 0, "duplicates": 0, "shed": 0, "malformed": 0}
-        ends = {"first_at": time, "last_at": time, "has_stop": True, "sample": 1.0}
-        return {"boot": name, **well, **ends, **fields}
-
-    quality = [
-        boot("one", 8, has_stop=False),
-        boot("two", 9, missing=3, shed=7),
-        boot("three", 10, has_stop=False),
-        boot("", 8, malformed=2, first_at=None, has_stop=None),
-    ]
-    texts = [one.text for one in findings.find({**NOTHING, "quality": quality}, SCOPE)]
-    assert len(texts) == 4, "the last boot may still run"
-    for part in ("boot one ended", "3 lines of the log are missing", "shed 7 events", "2 lines"):
-        assert any(part in text for text in texts), part
-
-
-def test_dead_letters_that_reach_nothing_are_a_problem() -> None:
-    row = {"vhost": "/", "queue": "q", "exchange": "dlx", "rk": "k", "reason": "expired"}
-    answers = {**NOTHING, "dead_letters": [{**row, "n": 5, "lost": 2}]}
-    found = findings.find(answers, SCOPE)
-    assert [(one.severity, "2 messages" in one.text) for one in found] == [
-        ("problem", True),
-        ("warning", False),
-    ]
-
-
-def test_one_consumer_that_gets_everything_is_told() -> None:
-    row = {"vhost": "/", "queue": "q", "consumers": 4, "deliveries": 1000, "busiest": "c-17"}
-    answers = {**NOTHING, "fairness": [{**row, "gini": 0.7, "max_share": 0.95}]}
-    (found,) = findings.find(answers, SCOPE)
-    assert "c-17 got 95 % of 1,000 deliveries" in found.text

@@ -9,10 +9,9 @@ from pyspark.sql import SparkSession
 
 from leveret.broker.event_log.schema import Event
 from leveret.spark_jobs.generator_load import event
-from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.anomalies import anomalies
 from leveret.spark_jobs.jobs.backlog import backlog
-from leveret.spark_jobs.jobs.base import Inputs, Options
+from leveret.spark_jobs.jobs.base import Options
 from leveret.spark_jobs.jobs.fairness import fairness
 from leveret.spark_jobs.jobs.forecast import forecast
 from leveret.spark_jobs.jobs.lifecycle import lifecycle
@@ -21,9 +20,7 @@ from leveret.spark_jobs.jobs.quality import quality
 from leveret.spark_jobs.jobs.queue_latency import waits
 from leveret.spark_jobs.jobs.slow_consumers import slow_consumers
 from leveret.spark_jobs.jobs.throttling import throttling
-from leveret.spark_jobs.jobs.unused import unused
-from leveret.spark_jobs.lake import Selection, select
-from tests.spark.answers import frame, inputs, quarantine, rows
+from tests.spark.answers import frame, inputs, rows
 
 SECOND = 1_000_000
 
@@ -38,10 +35,6 @@ def of(msg: int, *steps: str | tuple[str, dict[str, Any]], queue: str = "q") -> 
             given.setdefault("routed", 1)
         made.append(event(1000 * msg + number, ev, msg=msg, **given))
     return made
-
-
-def answer(job: str, given: Inputs) -> list[dict[str, Any]]:
-    return rows(JOBS[job].run(given))
 
 
 LIVES: list[tuple[str, list[Event], list[tuple[str, str]]]] = [
@@ -253,82 +246,16 @@ def test_who_is_still_blocked_counts_to_the_end(spark: SparkSession) -> None:
     assert (short["root"], short["blocked_s"], short["times"]) == ("queue://b", 1.0, 7)
 
 
-def test_unused_knows_patterns_and_deletions(spark: SparkSession) -> None:
-    def bind(exchange: str, key: str) -> Event:
-        return event(3, "bind", exchange=exchange, rk=key, queue="q")
-
-    patterns = ["a.*", "a.#", "#", "*", "a.b", "a.b.c", "#.c", "a.(b)", ""]
+def test_the_delivery_limit_drops_where_there_is_no_dead_letter_exchange(
+    spark: SparkSession,
+) -> None:
     events = [
-        event(1, "exchange_declare", exchange="t", attrs={"type": "topic"}),
-        event(1, "exchange_declare", exchange="f", attrs={"type": "fanout"}),
-        event(1, "exchange_declare", exchange="d", attrs={"type": "direct"}),
-        event(1, "exchange_declare", exchange="gone", attrs={"type": "direct"}),
-        event(2, "exchange_delete", exchange="gone"),
-        event(1, "queue_declare", queue="again"),
-        event(2, "queue_delete", queue="again"),
-        event(3, "queue_declare", queue="again"),
-        # Not durable, in an earlier run of the broker.
-        event(0, "queue_declare", queue="forgotten", boot="a"),
-        event(2, "bind", exchange="d", rk="x", queue="again"),
-        *(bind("t", pattern) for pattern in patterns),
-        bind("f", "anything"),
-        bind("d", "k"),
-        bind("d", "l"),
-        event(10, "publish", exchange="t", rk="a.b", routed=1, queue="q"),
-        event(11, "publish", exchange="f", rk="", routed=1, queue="q"),
-        event(12, "publish", exchange="d", rk="k", routed=1, queue="q"),
-        # From exchange to exchange, and to the alternate one.
-        event(1, "exchange_declare", exchange="d2", attrs={"alternate-exchange": "rest"}),
-        *(
-            event(1, "exchange_declare", exchange=name)
-            for name in ("e1", "e2", "e3", "rest", "no", "lone")
-        ),
-        event(3, "bind", exchange="t", rk="a.#", attrs={"destination": "e1"}),
-        event(3, "bind", exchange="t", rk="b.#", attrs={"destination": "no"}),
-        event(3, "bind", exchange="e1", rk="a.b", attrs={"destination": "e2"}),
-        event(3, "bind", exchange="e2", rk="a.b", attrs={"destination": "e3"}),
-        event(3, "bind", exchange="e3", rk="a.b", queue="q"),
-        event(13, "publish", exchange="d2", rk="a", routed=1, queue="q"),
+        event(1, "deliver", queue="q", msg=1),
+        event(2, "requeue", queue="q", msg=1, reason="nack", delivery_count=1),
+        event(3, "drop", queue="q", msg=1, reason="delivery_limit"),
+        # Of these there is nothing to say.
+        event(4, "drop", queue="q", msg=2, reason="maxlen"),
     ]
-    answer = unused(frame(spark, *events), {"a": 1.0, "b": 1.0})
-    found = {(row["kind"], row["name"]): row for row in rows(answer)}
-    assert ("exchange", "gone") not in found
-    assert ("queue", "forgotten") not in found
-    assert ("binding", "d -> again (x)") not in found, "it ended with the queue"
-    assert found["queue", "again"]["last_used"] is None
-    assert {row["certain"] for row in found.values()} == {True}
-    used = {name for (_, name), row in found.items() if row["last_used"] is not None}
-    matching = {f"t -> q ({pattern})" for pattern in ("a.*", "a.#", "#", "a.b")}
-    assert used == matching | {
-        *("f -> q (anything)", "d -> q (k)", "t", "f", "d"),
-        *("t -> e1 (a.#)", "e1 -> e2 (a.b)", "e2 -> e3 (a.b)", "e3 -> q (a.b)"),
-        *("e1", "e2", "e3", "no", "d2", "rest"),
-    }
-    assert found["exchange", "e3"]["last_used"] == 10
-
-
-def test_a_sample_cannot_tell_what_is_unused(spark: SparkSession) -> None:
-    """And of one queue only what is its own is told, with the use that others make of it."""
-    events = frame(
-        spark,
-        event(1, "exchange_declare", exchange="x", attrs={"type": "direct"}),
-        *(event(1, "queue_declare", queue=name, vhost="/") for name in ("q", "other")),
-        event(2, "bind", exchange="x", rk="k", queue="q", vhost="/"),
-        event(2, "bind", exchange="x", rk="o", queue="other", vhost="/"),
-        event(3, "publish", exchange="x", rk="k", routed=2, vhost="/", conn=1),
-        event(4, "consume", queue="q", vhost="/", conn=2),
-        *(event(5, "connection_open", vhost="/", conn=conn, peer=f"h{conn}:1") for conn in (1, 2)),
-        event(6, "enqueue", queue="q", exchange="x", rk="k", vhost="/"),
-    )
-    chosen = select(events, Selection(vhost="/", queue="q"))
-    given = Inputs(chosen, quarantine(spark), Options(), {"b": 0.5}, events, "/", "q")
-    assert sorted(
-        (r["kind"], r["name"], r["last_used"], r["certain"]) for r in answer("unused", given)
-    ) == [
-        ("binding", "x -> q (k)", 3, False),
-        ("queue", "q", 6, False),
-    ]
-    assert [(r["exchange"], r["rk"], r["n"]) for r in answer("hot_keys", given)] == [("x", "k", 1)]
-    assert [(r["host"], r["opens"]) for r in answer("churn", given)] == [("h2", 1)]
-    (quality_row,) = answer("quality", given)
-    assert (quality_row["events"], quality_row["missing"]) == (10, 0)
+    (row,) = rows(poison(frame(spark, *events), Options(poison_deliveries=5)))
+    assert (row["msg"], row["deliveries"], row["last_at"]) == (1, 1, 3)
+    assert row["reasons"] == "delivery_limit, nack"

@@ -17,8 +17,8 @@ from leveret.spark_jobs.jobs import JOBS
 from leveret.spark_jobs.jobs.base import Options
 from leveret.spark_jobs.lake import Selection
 from leveret.spark_jobs.report import Report
-from leveret.spark_jobs.runner import keep, open_inputs
-from tests.spark.answers import as_numbered, assert_same, frame, inputs, rows
+from leveret.spark_jobs.runner import open_inputs
+from tests.spark.answers import as_numbered, assert_same, frame, in_micros, inputs, rows
 from tests.spark.conftest import Log
 from tests.spark.oracle import QUESTIONS, Oracle
 
@@ -51,14 +51,13 @@ def oracle(busy: Log) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def answer(spark: SparkSession, busy: Log, report: Report) -> Answer:
-    """A job's answer as the lake keeps it; each job runs once for all tests."""
+def answer(busy: Log, report: Report) -> Answer:
+    """A job's answer, as the report has it; each job runs once for all tests."""
 
     def read(job: str) -> list[dict[str, Any]]:
-        if job not in report.answers:
-            return rows(keep(spark, JOBS[job], busy.inputs, busy.lake))
-        path = busy.lake.result(JOBS[job].layer, job)
-        return rows(spark.read.schema(JOBS[job].schema).parquet(path))
+        if job in report.answers:
+            return in_micros(report.answers[job])
+        return rows(JOBS[job].run(busy.inputs))
 
     return cache(read)
 
@@ -108,6 +107,8 @@ def troubled() -> list[Event]:
     add("a", "queue_delete", **of("deleted"), n=2)
     send("a", "deleted", 15)
     add("a", "deliver", **of("kept", 1), **taker, depth=4)
+    # Its publish was before the log began.
+    add("a", "deliver", **of("kept", 18), **taker, depth=4)
     for msg in (1, 6):
         add("a", "credit_blocked", attrs={"who": f"channel:{msg}/1", "by": "queue://kept"})
     add("b", "broker_start")
@@ -120,6 +121,10 @@ def troubled() -> list[Event]:
         add("b", "deliver", **of("limited", 17), **taker, depth=0, wait_us=1)
         add("b", "requeue", **of("limited", 17), **taker, reason="consumer_timeout")
     add("b", "dead_letter", **of("limited", 17), reason="delivery_limit")
+    send("b", "without-dlx", 19)
+    add("b", "deliver", **of("without-dlx", 19), **taker, depth=0, wait_us=1)
+    add("b", "requeue", **of("without-dlx", 19), **taker, reason="consumer_timeout")
+    add("b", "drop", **of("without-dlx", 19), reason="delivery_limit")
     add("b", "deliver", **of("kept", 2), **taker, wait_us=2, depth=2)
     add("b", "ack", **of("kept", 2), **taker, hold_us=5)
     add("c", "broker_start")
@@ -128,25 +133,64 @@ def troubled() -> list[Event]:
     return events
 
 
-def test_restarts_purges_and_deletions(spark: SparkSession, tmp_path: Path) -> None:
-    events = frame(spark, *troubled())
-    lines = tmp_path / "lines.jsonl"
-    lines.write_bytes(encode_lines(as_numbered(troubled())))
+def assert_agree(
+    spark: SparkSession, folder: Path, events: list[Event], *jobs: str
+) -> dict[str, list[dict[str, Any]]]:
+    """The jobs' answers, which are DuckDB's, too."""
+    lines = folder / "lines.jsonl"
+    lines.write_bytes(encode_lines(as_numbered(events)))
     oracle = Oracle([lines], window_s=10)
-    given = inputs(events, Options(window_s=10))
-    found = {}
-    for job in ("backlog", "lifecycle", "slow_consumers", "forecast", "throttling"):
-        found[job] = rows(JOBS[job].run(given))
-        assert_same(found[job], oracle.ask(job), KEYS[job])
+    given = inputs(frame(spark, *events), Options(window_s=10))
+    found = {job: rows(JOBS[job].run(given)) for job in jobs}
+    for job, answer in found.items():
+        assert_same(answer, oracle.ask(job), KEYS[job])
+    return found
+
+
+def test_restarts_purges_and_deletions(spark: SparkSession, tmp_path: Path) -> None:
+    jobs = ("backlog", "lifecycle", "slow_consumers", "forecast", "throttling", "poison")
+    found = assert_agree(spark, tmp_path, troubled(), *jobs)
     last = {row["queue"]: row for row in sorted(found["backlog"], key=lambda row: row["window"])}
     assert {queue: row["depth"] for queue, row in last.items()} == {
-        **{"kept": 2, "forgotten": 0, "purged": 0, "deleted": 0, "limited": 0}
+        **{"kept": 2, "forgotten": 0, "purged": 0, "deleted": 0, "limited": 0, "without-dlx": 0}
     }
     assert {row["msg"]: row["outcome"] for row in found["lifecycle"]} == {
         **{1: "ready", 2: "acked", 3: "ready", 4: "lost", 5: "lost", 6: "lost", 7: "lost"},
         **{8: "purged", 9: "purged", 10: "purged", 11: "purged", 12: "dropped", 13: "dropped"},
-        **{14: "dropped", 15: "lost", 16: "lost", 17: "dead_lettered"},
+        **{14: "dropped", 15: "lost", 16: "lost", 17: "dead_lettered", 18: "ready", 19: "dropped"},
     }
+    assert {row["msg"]: row["deliveries"] for row in found["poison"]} == {17: 2, 19: 1}
+
+
+def shared() -> list[Event]:
+    """Queues with three consumers each, and a restart after which they are others."""
+    events: list[Event] = []
+
+    def add(boot: str, ev: str, queue: str, **fields: object) -> None:
+        events.append(event(len(events), ev, boot=boot, vhost="/", queue=queue, **fields))
+
+    for boot, messages in (("a", 3), ("b", 12)):
+        add(boot, "queue_declare", "even", attrs={"durable": "true"})
+        add(boot, "queue_declare", "single", attrs={"x-single-active-consumer": "true"})
+        for queue in ("even", "single", "standby"):
+            for conn in (1, 2, 3):
+                attrs = {"x-priority": "5"} if queue == "standby" and conn == 1 else {}
+                add(boot, "consume", queue, conn=conn, ctag=f"{boot}-{conn}", attrs=attrs)
+            for number in range(messages):
+                conn = 1 + number % 3 if queue == "even" else 1
+                add(boot, "deliver", queue, conn=conn, ctag=f"{boot}-{conn}", msg=number + 1)
+    # None of its consumers says more than the others.
+    add("a", "consume", "same", conn=1, ctag="c", attrs={"x-priority": "0"})
+    add("a", "consume", "same", conn=2, ctag="d")
+    for _ in range(4):
+        add("a", "deliver", "same", conn=2, ctag="d", msg=1)
+    return events
+
+
+def test_shares_are_compared_where_they_should_be_even(spark: SparkSession, tmp_path: Path) -> None:
+    found = assert_agree(spark, tmp_path, shared(), "fairness")["fairness"]
+    shown = {row["queue"]: (row["consumers"], row["deliveries"], row["gini"]) for row in found}
+    assert shown == {"even": (3, 12, 0.0), "same": (2, 4, 0.5)}
 
 
 def test_the_command_line_names_every_job() -> None:
