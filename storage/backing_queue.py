@@ -20,7 +20,7 @@ Everything works on runs: the costs below are paid per call, not per message.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from leveret.protocol.message import Message
@@ -121,14 +121,18 @@ class BackingQueue(Protocol):
         For messages that are dead-lettered: ack them once they are in safety elsewhere.
         """
 
-    def drop_while(self, predicate: Predicate) -> int | Loading:
+    def drop_while(self, predicate: Predicate, seen: list[Message] | None = None) -> int | Loading:
         """Remove from the head while ``predicate`` holds; return how many went.
 
-        Call again until it answers 0: it may stop where memory ends.
+        Call again until it answers 0: it may stop where memory ends. ``seen`` gets those of them
+        that were in memory.
         """
 
-    def drop(self, count: int) -> int | Loading:
-        """Remove up to ``count`` from the head; return how many went, 0 only if none is ready."""
+    def drop(self, count: int, seen: list[Message] | None = None) -> int | Loading:
+        """Remove up to ``count`` from the head; return how many went, 0 only if none is ready.
+
+        ``seen`` gets those of them that were in memory: nothing is read for it.
+        """
 
     def peek(self) -> Entry | Nothing:
         """The head, where it stays: whose expiry the next timer is set for."""
@@ -145,6 +149,12 @@ class BackingQueue(Protocol):
         Those behind the last entry of the answer may be still to be read: ask again. Nothing,
         if none of them is pending.
         """
+
+    def pending_in_memory(self, seq_ids: Iterable[int]) -> dict[int, Message]:
+        """By id, those that are pending and in memory: nothing is read for it."""
+
+    def ready_in_memory(self, limit: int) -> list[Message]:
+        """What is ready and in memory, from the head, up to ``limit``; it stays where it is."""
 
     def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
         """Pending messages come back once more: count it, for good; the new counts."""

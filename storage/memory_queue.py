@@ -159,11 +159,13 @@ class MemoryQueue:
         count = self._matching(predicate, self._fitting(limit, max_bytes))
         return self._take(count, ack_required=True)
 
-    def drop_while(self, predicate: Predicate) -> int | Loading:
-        return LOADING if self._must_load() else self._drop(self._matching(predicate, len(self)))
+    def drop_while(self, predicate: Predicate, seen: list[Message] | None = None) -> int | Loading:
+        if self._must_load():
+            return LOADING
+        return self._drop(self._matching(predicate, len(self)), seen)
 
-    def drop(self, count: int) -> int | Loading:
-        return LOADING if self._must_load() else self._drop(min(count, len(self)))
+    def drop(self, count: int, seen: list[Message] | None = None) -> int | Loading:
+        return LOADING if self._must_load() else self._drop(min(count, len(self)), seen)
 
     def peek(self) -> Entry | Nothing:
         if not self._ids:
@@ -218,8 +220,10 @@ class MemoryQueue:
             self._forget((seq_id,))
         return entry
 
-    def _drop(self, count: int) -> int:
-        ids, _ = self._pop(count)
+    def _drop(self, count: int, seen: list[Message] | None = None) -> int:
+        ids, messages = self._pop(count)
+        if seen is not None:
+            seen += messages
         self._forget(ids)
         return count
 
@@ -241,6 +245,13 @@ class MemoryQueue:
         pending = self._pending
         known = [seq_id for seq_id in seq_ids if seq_id in pending]
         return list(self._entries(known, [pending[seq_id] for seq_id in known]))
+
+    def pending_in_memory(self, seq_ids: Iterable[int]) -> dict[int, Message]:
+        pending = self._pending
+        return {seq_id: pending[seq_id] for seq_id in seq_ids if seq_id in pending}
+
+    def ready_in_memory(self, limit: int) -> list[Message]:
+        return list(islice(self._messages, limit))
 
     def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
         for seq_id in seq_ids:

@@ -215,16 +215,16 @@ class PriorityQueue:
         entries = queue.fetch_while(_seen_by(predicate, priority), limit, max_bytes=max_bytes)
         return _outer(entries, priority) if isinstance(entries, list) else entries
 
-    def drop_while(self, predicate: Predicate) -> int | Loading:
+    def drop_while(self, predicate: Predicate, seen: list[Message] | None = None) -> int | Loading:
         first = self._first()
         if first is None:
             return 0
         priority, queue = first
-        return queue.drop_while(_seen_by(predicate, priority))
+        return queue.drop_while(_seen_by(predicate, priority), seen)
 
-    def drop(self, count: int) -> int | Loading:
+    def drop(self, count: int, seen: list[Message] | None = None) -> int | Loading:
         first = self._first()
-        return 0 if first is None else first[1].drop(count)
+        return 0 if first is None else first[1].drop(count, seen)
 
     def peek(self) -> Entry | Nothing:
         first = self._first()
@@ -277,6 +277,19 @@ class PriorityQueue:
                 left[priority] -= 1
                 known.append(found[seq_id])
         return known
+
+    def pending_in_memory(self, seq_ids: Iterable[int]) -> dict[int, Message]:
+        return {
+            seq_id << PRIORITY_BITS | priority: message
+            for priority, own in self._own(seq_ids)
+            for seq_id, message in self._queues[priority].pending_in_memory(own).items()
+        }
+
+    def ready_in_memory(self, limit: int) -> list[Message]:
+        found: list[Message] = []
+        for queue in self._queues.values():
+            found += queue.ready_in_memory(limit - len(found))
+        return found
 
     def count_returns(self, seq_ids: Sequence[int]) -> list[int]:
         counts: dict[int, int] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -191,6 +191,14 @@ class ReadingQueue(PagingQueue):
                     )
                 return LOADING
         return known
+
+    def pending_in_memory(self, seq_ids: Iterable[int]) -> dict[int, Message]:
+        known = [self.ram_pending.get(seq_id) for seq_id in seq_ids]
+        return {
+            status.seq_id: status.message
+            for status in known
+            if status is not None and status.message is not None
+        }
 
     async def _read_pending(self, absent: list[MsgStatus]) -> None:
         """Back into memory, a chunk of those at the front."""

@@ -31,8 +31,9 @@ not empty; positions ascend from front to rear; counts are exact.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from itertools import chain, islice
 from operator import attrgetter
 
 from leveret.protocol.message import Message
@@ -240,19 +241,23 @@ class VariableQueue(ExpiringQueue):
             return self._must_read()
         return self._hand_out(taken, ack_required=True)
 
-    def drop_while(self, predicate: Predicate) -> int | Loading:
+    def drop_while(self, predicate: Predicate, seen: list[Message] | None = None) -> int | Loading:
         taken = self._take_while(predicate, self._len, None)
         if not taken and self._len and self._head() is None:
             return self._must_read()
+        if seen is not None:
+            seen += _messages(taken)
         self._hand_out(taken, ack_required=False)
         return len(taken)
 
-    def drop(self, count: int) -> int | Loading:
+    def drop(self, count: int, seen: list[Message] | None = None) -> int | Loading:
         # What is to go need not be read, unless it is being read already.
         taken = self._take_ready(min(count, self._len), None, on_disk_too=self._read is None)
         if not taken and self._len:
             return self._must_read()
         if taken:
+            if seen is not None:
+                seen += _messages(taken)
             self._leave(taken)
             self._remove_ready(taken)
         return len(taken)
@@ -349,6 +354,10 @@ class VariableQueue(ExpiringQueue):
             self._delivered = seq_id
             if self._index is not None:
                 self._index.delivered(seq_id)
+
+    def ready_in_memory(self, limit: int) -> list[Message]:
+        # Behind what was read ahead of q3 there may be more, but it is not at the head.
+        return _messages(islice(chain(self.q4, self.q3), limit))
 
     # --- settling ---------------------------------------------------------------------------------
 
@@ -509,3 +518,8 @@ class VariableQueue(ExpiringQueue):
             "avg_ack_ingress_rate": self.memory.rates[2],
             "avg_ack_egress_rate": self.memory.rates[3],
         }
+
+
+def _messages(statuses: Iterable[MsgStatus]) -> list[Message]:
+    """Of those that are in memory."""
+    return [status.message for status in statuses if status.message is not None]

@@ -24,7 +24,7 @@ from pamqp.base import Frame
 from leveret.broker.channel import events
 from leveret.broker.channel.acks import AckMethods
 from leveret.broker.channel.confirms import Confirms, split_at
-from leveret.broker.channel.consume import ConsumeMethods, Replies
+from leveret.broker.channel.consume import REPLY_TO, ConsumeMethods, Replies
 from leveret.broker.channel.context import (
     ChannelClosing,
     ChannelEnded,
@@ -110,8 +110,8 @@ class Channel:
         self._is_held = False
         # What to do with the answer.
         self._answered: Answered | None = None
-        # Why it ended, for the event log: the client said so, unless it is known better.
-        self._end_reason = ""
+        # Why it ended, for the event log, unless it is known better; empty if the client said so.
+        self._end_reason = "connection_closed"
 
         self.acks = AckMethods(self)
         self.replies = Replies(self)
@@ -377,6 +377,7 @@ class Channel:
 
     def _on_close(self, close: commands.Channel.Close) -> None:
         self.is_open = False
+        self._end_reason = ""
         self._leave()
         # The reader must know before the client can open the number again.
         self.connection.reader.put_urgent(ChannelEnded(self.number))
@@ -384,7 +385,6 @@ class Channel:
 
     def _on_stop(self, stop: Stop) -> None:
         self.is_open = False
-        self._end_reason = "connection_closed"
 
     def _fail(self, error: ChannelException) -> None:
         if not self.is_open:
@@ -423,18 +423,20 @@ class Channel:
         if self.mailbox.is_closed:
             return
         unread = self.mailbox.close()
+        # A commit that is under way may yet ack them.
+        undecided = () if self.transaction is None else self.transaction.withdraw()
         if self.log is not None:
             for item in unread:
                 if isinstance(item, q.Deliver) and item.seq_ids is None:
                     self.log.unsent(item.messages, item.queue.log_name)
                 elif isinstance(item, q.GetOk) and item.seq_id is None:
                     self.log.unsent([item.message], item.queue.log_name)
-            self.log.end()
+                elif isinstance(item, q.Reply):
+                    self.log.unsent(item.messages, REPLY_TO)
+            self.log.end(undecided)
         self.acks.timeout.stop()
         self.consuming.leave()
         self.replies.cancel()
-        if self.transaction is not None:
-            self.transaction.withdraw()
         self.flow.end()
         down = q.ChannelDown(self.mailbox)
         for queue in self.touched:

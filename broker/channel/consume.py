@@ -359,6 +359,8 @@ class Replies:
         """A reply, straight from the channel it was published on."""
         channel = self._channel
         if self.tag is None:
+            if channel.log is not None:
+                channel.log.unsent(reply.messages, REPLY_TO)
             return
         name = Resource(channel.connection.vhost.name, "queue", REPLY_TO)
         consumer = _Consumer(name, channel.mailbox, self.tag)
@@ -371,3 +373,7 @@ class Replies:
                 )
             )
         channel.counters.deliver_no_ack += len(reply.messages)
+        if channel.log is not None and is_told(reply.messages):
+            # By no consumer that was told of, and with no depth: there is no queue.
+            for message in reply.messages:
+                channel.log.deliver([message], REPLY_TO, "", 1, -1, no_ack=True, redelivered=False)

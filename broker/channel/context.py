@@ -44,10 +44,12 @@ class ReplyPort(NamedTuple):
     channel: Mailbox
     writer: Writer
 
-    def put(self, reply: object) -> None:
-        """A requester that does not read loses replies; it must not hold up who replies."""
-        if not self.writer.is_stuck:
-            self.channel.put_urgent(reply)
+    def put(self, reply: object) -> bool:
+        """A requester that does not read loses replies; it must not hold up who replies.
+
+        False if this one is lost.
+        """
+        return not self.writer.is_stuck and self.channel.put_urgent(reply)
 
 
 @dataclass(eq=False, slots=True)

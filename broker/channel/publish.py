@@ -21,6 +21,8 @@ from leveret.broker.config import MESSAGE_SIZE_CAP
 from leveret.broker.exchanges.router import sender_selected_keys, without_bcc
 from leveret.broker.queues import commands as q
 from leveret.broker.queues.argument_checks import MAX_EXPIRY_MS
+from leveret.broker.queues.arguments import QueueArguments
+from leveret.broker.queues.record import Queue
 from leveret.broker.resource import Resource
 from leveret.protocol.codec import (
     content_frames,
@@ -48,13 +50,15 @@ if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
     from leveret.broker.exchanges.base import Exchange
     from leveret.broker.mailbox import Mailbox
-    from leveret.broker.queues.record import Queue
     from leveret.protocol.field_table import Table
 
 MANDATORY, IMMEDIATE = 1, 2
 _PUBLISH = (60, 40)
 _ONE_BY_ONE = NEEDS_USER_ID | NEEDS_REPLY_TO | NEEDS_MODE
 _LARGE = 14
+# What the event log calls the queue of direct replies, which are in none.
+_REPLIES = Queue(Resource("", "queue", REPLY_TO), False, False, None, {}, QueueArguments())
+_REPLIES_ALONE = (_REPLIES,)
 
 
 class PublishMethods:
@@ -109,12 +113,15 @@ class PublishMethods:
                 self._publish_one(message, len(message.body), is_mandatory=mandatory)
             return
         exchange, queues = route
+        replies = 0
         if not queues and not run.exchange:
-            self._reply(run.routing_key, run.messages)
+            replies = self._reply(run.routing_key, run.messages, is_mandatory=mandatory)
         if self._vhost.tracer is not None:
             self._vhost.tracer.published(channel, run.messages, queues)
         if channel.transaction is not None:
-            channel.transaction.publish(Publication(exchange, run.messages, queues, mandatory))
+            channel.transaction.publish(
+                Publication(exchange, run.messages, queues, mandatory, replies > 0)
+            )
         else:
             self._deliver_run(
                 exchange,
@@ -126,6 +133,7 @@ class PublishMethods:
                 run.persistent,
                 is_mandatory=mandatory,
                 needs=run.needs,
+                replies=replies,
             )
 
     def _intercept(self, run: PublishRun) -> None:
@@ -169,14 +177,15 @@ class PublishMethods:
         if message.needs & NEEDS_MODE:
             mode = pick_delivery_mode(message.header)
             raise precondition_failed(f"invalid message: {{delivery_mode_unknown,{mode}}}")
+        replies = 0
         if not message.exchange:
             for key in dict.fromkeys((message.routing_key, *message.extra_keys)):
-                self._reply(key, [message])
+                replies += self._reply(key, [message], is_mandatory=is_mandatory)
         found = headers
         queues = self._topology.route(
             exchange, message.routing_key, message.extra_keys, lambda: found or {}
         )
-        self._routed(exchange, [message], queues, is_mandatory=is_mandatory)
+        self._routed(exchange, [message], queues, is_mandatory=is_mandatory, replies=replies)
 
     def _check_size(self, size: int) -> None:
         if size > self._max_size:
@@ -235,14 +244,15 @@ class PublishMethods:
         queues: Sequence[Queue],
         *,
         is_mandatory: bool,
+        replies: int,
     ) -> None:
         if self._vhost.tracer is not None:
             self._vhost.tracer.published(self._channel, messages, queues)
         transaction = self._channel.transaction
         if transaction is not None:
-            transaction.publish(Publication(exchange, messages, queues, is_mandatory))
+            transaction.publish(Publication(exchange, messages, queues, is_mandatory, replies > 0))
         else:
-            self._deliver(exchange, messages, queues, is_mandatory=is_mandatory)
+            self._deliver(exchange, messages, queues, is_mandatory=is_mandatory, replies=replies)
 
     def _deliver(
         self,
@@ -251,6 +261,7 @@ class PublishMethods:
         queues: Sequence[Queue],
         *,
         is_mandatory: bool,
+        replies: int,
     ) -> None:
         """Hand routed messages to their queues, or return them."""
         sizes = [len(message.body) for message in messages]
@@ -264,6 +275,7 @@ class PublishMethods:
             sum([message.persistent for message in messages]),
             is_mandatory=is_mandatory,
             needs=messages[0].needs,
+            replies=replies,
         )
 
     def _deliver_run(
@@ -278,7 +290,9 @@ class PublishMethods:
         *,
         is_mandatory: bool,
         needs: int,
+        replies: int,
     ) -> None:
+        """``replies`` requesters were given them already."""
         channel = self._channel
         count = len(messages)
         first = channel.confirms.take_numbers(count) if channel.is_confirming else 0
@@ -294,9 +308,15 @@ class PublishMethods:
             needs=needs,
         )
         if channel.log is not None and not channel.log.passes_over(count):
-            channel.log.publish(messages, queues, first, persistent, is_mandatory=is_mandatory)
+            channel.log.publish(
+                messages,
+                _takers(queues, replies) if replies else queues,
+                first,
+                persistent,
+                is_mandatory=is_mandatory,
+            )
         if not queues:
-            self.unroutable(messages, is_mandatory=is_mandatory)
+            self.unroutable(messages, is_mandatory=is_mandatory, is_told=not replies)
             if first:
                 channel.confirms.confirm(first, first + count - 1)
         else:
@@ -312,19 +332,33 @@ class PublishMethods:
         exchange.publish_out += count * len(queues)
         channel.counters.publish += count
 
-    def _reply(self, key: str, messages: Sequence[Message]) -> None:
-        """To the channel that waits for replies under this name, if there is one.
+    def _reply(self, key: str, messages: Sequence[Message], *, is_mandatory: bool) -> bool:
+        """To the channel that waits for replies under this name; whether there is one.
 
         At once, also in a transaction, and beside whatever else becomes of the messages: that
         there is no queue of that name makes mandatory ones come back, as they do in RabbitMQ.
         """
-        requester = self._channel.connection.vhost.reply_consumers.get(key)
-        if requester is not None:
-            requester.put(q.Reply(messages))
-
-    def unroutable(self, messages: Sequence[Message], *, is_mandatory: bool) -> None:
         channel = self._channel
-        if channel.log is not None:
+        requester = channel.connection.vhost.reply_consumers.get(key)
+        if requester is None:
+            return False
+        if channel.transaction is None or channel.log is None:
+            return requester.put(q.Reply(messages))
+        # Told as messages of their own: a rollback does not take them back, nor does a commit
+        # number them anew before the requester has told of them.
+        messages = [_copied(message) for message in messages]
+        is_taken = requester.put(q.Reply(messages))
+        if is_taken:
+            persistent = sum([message.persistent for message in messages])
+            channel.log.publish(messages, _REPLIES_ALONE, 0, persistent, is_mandatory=is_mandatory)
+        return is_taken
+
+    def unroutable(
+        self, messages: Sequence[Message], *, is_mandatory: bool, is_told: bool = True
+    ) -> None:
+        """``is_told``: in the event log; a reply that was taken is not lost."""
+        channel = self._channel
+        if channel.log is not None and is_told:
             channel.log.unroutable(messages, is_returned=is_mandatory)
         if not is_mandatory:
             channel.counters.drop_unroutable += len(messages)
@@ -360,6 +394,14 @@ class PublishMethods:
     def _queue_gone(self, queue: Mailbox) -> None:
         self._channel.touched.discard(queue)
         self._channel.flow.peer_down(queue)
+
+
+def _takers(queues: Sequence[Queue], replies: int) -> Sequence[Queue]:
+    """Who was given a message, as the event log tells it."""
+    if not queues and replies == 1:
+        # Always the same object, by which the log knows it again.
+        return _REPLIES_ALONE
+    return [*queues, *_REPLIES_ALONE * replies]
 
 
 def _selects_keys(run: PublishRun) -> bool:
@@ -400,6 +442,18 @@ def check_expiration(text: str) -> None:
     else:
         return
     raise precondition_failed(f"invalid expiration '{text}': {why}")
+
+
+def _copied(message: Message) -> Message:
+    return Message(
+        message.envelope,
+        message.exchange,
+        message.routing_key,
+        message.header,
+        message.body,
+        message.needs,
+        message.persistent,
+    )
 
 
 def _readdressed(message: Message, exchange: str, routing_key: str) -> Message:

@@ -21,11 +21,13 @@ from leveret.protocol.errors import precondition_failed
 
 if TYPE_CHECKING:
     from leveret.broker.channel.channel import Channel
+    from leveret.broker.event_log.messages import ChannelLog
     from leveret.broker.exchanges.base import Exchange
     from leveret.broker.mailbox import Mailbox
     from leveret.broker.queues.record import Queue
     from leveret.protocol.message import Message
     from leveret.protocol.twin import AckRun
+    from leveret.storage.commit import Batch
     from leveret.storage.unit import Unit
 
 
@@ -36,12 +38,69 @@ class Publication(NamedTuple):
     messages: Sequence[Message]
     queues: Sequence[Queue]
     is_mandatory: bool
+    # They were replies, which go at once: the log knows of them.
+    is_replied: bool = False
 
 
 class Settlement(NamedTuple):
     method: int
     requeue: bool
     entries: list[tuple[int, Entry]]
+
+
+class _Told:
+    """A commit that is under way, as the event log tells it if its channel ends before it does.
+
+    It joins the unit beside the parts of the queues. Until the commit begins, a channel that ends
+    makes the unit void; from then on the disk alone is waited for, and what the unit acks neither
+    goes back nor is acked yet.
+    """
+
+    is_void = False
+
+    def __init__(self, log: ChannelLog) -> None:
+        self._log = log
+        # As it was told when the commit was asked for.
+        self._published: list[tuple[Sequence[Message], Sequence[Queue]]] = []
+        self._has_begun = False
+        # None until the unit has ended.
+        self._is_committed: bool | None = None
+        # What is acked once it has ended, where the channel has gone.
+        self._left: Sequence[int] = ()
+
+    def publish(self, publication: Publication, queues: Sequence[Queue]) -> None:
+        messages = publication.messages
+        persistent = sum([message.persistent for message in messages])
+        self._log.publish(messages, queues, 0, persistent, is_mandatory=publication.is_mandatory)
+        if queues:
+            self._published.append((messages, queues))
+
+    def withdrawn(self, reason: str) -> None:
+        """Nothing of it happened."""
+        for messages, queues in self._published:
+            self._log.withdrawn(messages, [queue.name.name for queue in queues], reason)
+
+    def leave(self, acked: Sequence[int]) -> Sequence[int]:
+        """The channel ends, and has not heard how it went; of ``acked``, what is undecided."""
+        if self._is_committed:
+            self._log.acked(acked)
+        elif self._is_committed is None and self._has_begun:
+            self._left = acked
+            return acked
+        else:
+            self.withdrawn("channel_closed" if self._is_committed is None else "refused")
+        return ()
+
+    def gather(self, batch: Batch) -> None:
+        self._has_begun = True
+
+    def committed(self) -> None:
+        self._is_committed = True
+        if self._left:
+            self._log.acked(self._left)
+
+    def voided(self) -> None:
+        self._is_committed = False
 
 
 class Transaction:
@@ -52,8 +111,9 @@ class Transaction:
         self._mailbox = channel.mailbox
         self._publications: list[Publication] = []
         self._settlements: list[Settlement] = []
-        # The commit that is under way.
+        # The commit that is under way, and what the event log is told of it.
         self.unit: Unit | None = None
+        self._told: _Told | None = None
 
     def publish(self, publication: Publication) -> None:
         self._publications.append(publication)
@@ -69,21 +129,20 @@ class Transaction:
     def commit(self) -> None:
         """Ask the queues concerned; ``on_ended`` hears how it went."""
         channel = self._channel
+        told = self._told = None if channel.log is None else _Told(channel.log)
         messages: dict[Mailbox, list[Message]] = {}
         for publication in self._publications:
             # A queue that was deleted since is as good as not bound.
             queues = [queue for queue in publication.queues if not queue.mailbox.is_closed]
-            if channel.log is not None:
-                channel.log.publish(
-                    publication.messages,
-                    queues,
-                    0,
-                    sum([message.persistent for message in publication.messages]),
-                    is_mandatory=publication.is_mandatory,
-                )
+            # A reply that no queue takes as well has been told of.
+            is_told = bool(queues) or not publication.is_replied
+            if told is not None and is_told:
+                told.publish(publication, queues)
             if not queues:
                 channel.publishing.unroutable(
-                    publication.messages, is_mandatory=publication.is_mandatory
+                    publication.messages,
+                    is_mandatory=publication.is_mandatory,
+                    is_told=is_told,
                 )
             for queue in queues:
                 messages.setdefault(queue.mailbox, []).extend(publication.messages)
@@ -93,6 +152,9 @@ class Transaction:
                 for _, (source, seq_id) in settlement.entries:
                     settled.setdefault(source.queue, []).append(seq_id)
         unit = self.unit = channel.connection.vhost.make_unit(self._on_unit_ended)
+        if told is not None:
+            unit.expect()
+            unit.join(told)
         for address in dict.fromkeys((*messages, *settled)):
             prepare = q.Prepare(
                 unit, channel.mailbox, messages.get(address, []), settled.get(address, [])
@@ -128,24 +190,30 @@ class Transaction:
             else:
                 channel.acks.tell_queues(method, [entry for _, entry in entries], requeue=requeue)
 
-    def withdraw(self) -> None:
-        """The channel ends: its deliveries go back, so a commit that has not begun must not be."""
-        if self.unit is not None:
-            self.unit.withdraw()
+    def withdraw(self) -> Sequence[int]:
+        """The channel ends: its deliveries go back, so a commit that has not begun must not be.
+
+        The tags of those that do not go back, as one that has begun is about to ack them; only
+        where the event log wants to know.
+        """
+        if self.unit is None:
+            return ()
+        self.unit.withdraw()
+        if self._told is None:
+            return ()
+        acked = [entries for method, _, entries in self._settlements if method == ACK]
+        return self._told.leave([tag for entries in acked for tag, _ in entries])
 
     def fail(self) -> None:
         """Nothing of it happened; the channel ends, and what was settled goes back."""
-        log = self._channel.log
-        if log is not None:
-            for publication in self._publications:
-                names = [queue.name.name for queue in publication.queues]
-                log.withdrawn(publication.messages, names)
+        if self._told is not None:
+            self._told.withdrawn("refused")
         self.forget()
 
     def forget(self) -> None:
         self._publications = []
         self._settlements = []
-        self.unit = None
+        self.unit = self._told = None
 
     def rollback(self) -> None:
         """Forget the messages; what was acked is unacked again, and stays with the channel."""

@@ -21,19 +21,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from leveret.broker.event_log.journal import readable
 from leveret.broker.event_log.numbering import Numbering
+from leveret.broker.event_log.returns import Returns
 from leveret.protocol.lines import each_of
 from leveret.protocol.twin import Held, Template, logged, stamp
 
 if TYPE_CHECKING:
     from leveret.broker.channel.context import ConnectionContext
     from leveret.broker.event_log.journal import Journal
+    from leveret.broker.event_log.returns import Place
     from leveret.broker.queues.record import Queue
     from leveret.protocol.lines import Column
     from leveret.protocol.twin import Message
 
-# How many messages that came back are remembered with the number of their deliveries.
-RETURNS_MAX = 100_000
 # How many templates a channel or a queue keeps: each of them has the names of its lines.
 KEPT_MAX = 64
 # The same of the consumers that deliveries of a channel went to.
@@ -49,8 +50,8 @@ _ANSWERED = (b"msg", b"dtag", b"hold_us")
 
 @lru_cache(maxsize=8192)
 def quoted(name: str) -> bytes:
-    """A name as JSON; bytes that were no UTF-8 are shown as replacement characters."""
-    return msgspec.json.encode(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    """A name as JSON, shown as events about objects show it; of any text, it never fails."""
+    return msgspec.json.encode(readable(name))
 
 
 def named(field: bytes, name: str) -> bytes:
@@ -65,31 +66,12 @@ class MessageLog:
         self.journal = journal
         self.numbering = Numbering(journal.sample, journal.newest_us)
         self._boot = b',"boot":' + quoted(journal.boot) + b',"ev":'
-        # How often a message had been delivered when it came back to a queue.
-        self.returns: dict[tuple[int, str], int] = {}
+        self.returns = Returns()
 
     def template(self, ev: str, shared: bytes, *names: bytes) -> Template:
         """For lines of a kind that have ``shared`` in common and differ in the numbers named."""
         pieces = [b',"%b":' % name for name in names]
         return Template((self._boot + quoted(ev) + shared + pieces[0], *pieces[1:], _END))
-
-    # --- deliveries that came back ---------------------------------------------------------------
-
-    def returned(self, msg: int, queue: str) -> int:
-        """It came back once more; how often it has been delivered."""
-        if len(self.returns) >= RETURNS_MAX:
-            self.returns.clear()
-        times = self.returns[msg, queue] = self.returns.get((msg, queue), 0) + 1
-        return times
-
-    def deliveries(self, msg: int, queue: str) -> int:
-        """Before the one that is under way; at least one, for a message that was redelivered."""
-        return self.returns.get((msg, queue), 1)
-
-    def done(self, ids: Column, count: int, queue: str) -> None:
-        """They will not come back."""
-        for msg in each_of(ids, count):
-            self.returns.pop((msg, queue), None)
 
 
 class _Way:
@@ -116,10 +98,10 @@ class _Way:
 class _Source:
     """Where deliveries come from; one for each consumer."""
 
-    __slots__ = ("acks", "is_gone", "queue", "shared", "templates")
+    __slots__ = ("acks", "is_gone", "place", "shared", "templates")
 
-    def __init__(self, queue: str, shared: bytes, acks: Template) -> None:
-        self.queue = queue
+    def __init__(self, place: Place, shared: bytes, acks: Template) -> None:
+        self.place = place
         self.shared = shared
         # What is told of most of them.
         self.acks = acks
@@ -140,6 +122,7 @@ class ChannelLog:
         self._buffer = log.journal.buffer
         self._choose = log.numbering.choose
         self._returns = log.returns
+        self._vhost_name = vhost
         self._queue_prefix = f"queue:{vhost}/"
         self._vhost = b',"vhost":' + quoted(vhost)
         self._who = b'%b,"conn":%d,"ch":%d,"user":%b' % (
@@ -295,25 +278,34 @@ class ChannelLog:
         template = self._log.template("return" if is_returned else "drop", shared, b"msg", b"size")
         self._buffer.add(now_us, template, (ids, sizes), count)
 
-    def withdrawn(self, messages: Sequence[Message], queues: Sequence[str]) -> None:
-        """They were published in a transaction that some queue refused."""
-        self._lost(messages, queues, "refused")
+    def withdrawn(
+        self, messages: Sequence[Message], queues: Sequence[str], reason: str = "refused"
+    ) -> None:
+        """A run that was published in a transaction that some queue refused, or whose channel ended
+        before its commit began."""
+        one = messages[0]
+        address = named(b"exchange", one.exchange) + named(b"rk", one.routing_key)
+        self._lost(messages, queues, reason, address)
 
-    def _lost(self, messages: Sequence[Message], queues: Sequence[str], reason: str) -> None:
+    def _lost(
+        self, messages: Sequence[Message], queues: Sequence[str], reason: str, address: bytes = b""
+    ) -> None:
         now_us = self._now_us()
         found = logged(messages, now_us)
         if found is None:
             return
         count, _, ids, sizes, _ = found
-        one = messages[0]
-        address = named(b"exchange", one.exchange) + named(b"rk", one.routing_key)
         for queue in queues:
             shared = self._who + address + named(b"queue", queue) + named(b"reason", reason)
             template = self._log.template("drop", shared, b"msg", b"size")
             self._buffer.add(now_us, template, (ids, sizes), count)
 
     def unsent(self, messages: Sequence[Message], log_name: str) -> None:
-        """Deliveries that needed no answer, and that the channel did not live to send."""
+        """Deliveries that needed no answer, and that the channel did not live to send.
+
+        They may have come from anywhere. No consumer is named: the log's readers would take it that
+        the consumer had them, and that they were not ready.
+        """
         self._lost(messages, [log_name.removeprefix(self._queue_prefix)], "channel_closed")
 
     # --- delivering ------------------------------------------------------------------------------
@@ -344,8 +336,11 @@ class ChannelLog:
             known = self._delivery(*key)
         source, template = known
         if redelivered:
-            counts = [self._log.deliveries(msg, queue) for msg in each_of(ids, count)]
-            columns: tuple[Column, ...] = (ids, tags, sizes, waits, array("q", counts))
+            all_ids = each_of(ids, count)
+            times = [self._returns.deliveries(msg, source.place) for msg in all_ids]
+            columns: tuple[Column, ...] = (ids, tags, sizes, waits, array("q", times))
+            if no_ack:
+                self._returns.done(all_ids, source.place)
         else:
             columns = (ids, tags, sizes, waits)
         self._buffer.add(now_us, template, columns, count, depth)
@@ -376,7 +371,8 @@ class ChannelLog:
                 self._delivered.clear()
             shared = self._who + named(b"queue", queue) + named(b"ctag", consumer_tag)
             acks = self._log.template("ack", shared, *_ANSWERED)
-            source = self._sources[queue, consumer_tag] = _Source(queue, shared, acks)
+            source = _Source((self._vhost_name, queue), shared, acks)
+            self._sources[queue, consumer_tag] = source
         return source
 
     def _template(
@@ -400,8 +396,8 @@ class ChannelLog:
         now_us = self._now_us()
         for source, count, its_tags, ids, holds in self.held.settle(tags, now_us):
             self._buffer.add(now_us, source.acks, (ids, its_tags, holds), count)
-            if self._returns:
-                self._log.done(ids, count, source.queue)
+            if self._returns.by_queue:
+                self._returns.done(each_of(ids, count), source.place)
 
     def refused(self, tags: Sequence[int], *, is_nack: bool, requeue: bool) -> None:
         ev = "nack" if is_nack else "reject"
@@ -411,9 +407,18 @@ class ChannelLog:
         """Back to their queues without the client's having said so of each."""
         self._settle(tags, None, "", reason)
 
-    def end(self) -> None:
-        """The channel is closed: what it held goes back."""
+    def end(self, left_out: Sequence[int] = ()) -> None:
+        """The channel is closed: what it held goes back.
+
+        Tags that are ``left_out`` stay held until a commit that is under way has acked them.
+        """
+        held = self.held
+        now_us = self._now_us()
+        kept = held.settle(sorted(left_out), now_us) if left_out else []
         self._settle(None, None, "", "channel_closed")
+        for source, count, *columns in kept:
+            for tag, msg, hold_us in zip(*[each_of(one, count) for one in columns], strict=True):
+                held.add(tag, msg, 1, now_us - hold_us, source)
 
     def queue_deleted(self, log_name: str) -> None:
         """What is held of it has nowhere to go back to; ``log_name`` is its mailbox's."""
@@ -439,13 +444,12 @@ class ChannelLog:
                 self._buffer.add(now_us, template, (ids, its_tags, holds), count)
             if returned is not None:
                 self._return(source, count, ids, holds, returned, now_us)
-            elif self._returns:
-                self._log.done(ids, count, source.queue)
+            elif self._returns.by_queue:
+                self._returns.done(each_of(ids, count), source.place)
 
     def _return(
         self, source: _Source, count: int, ids: Column, holds: Column, reason: str, now_us: int
     ) -> None:
-        log = self._log
         if source.is_gone:
             template = self._template(source, "drop", "queue_deleted", b"", (b"msg",))
             self._buffer.add(now_us, template, (ids,), count)
@@ -453,7 +457,8 @@ class ChannelLog:
         template = source.templates.get(("requeue", reason, False)) or self._template(
             source, "requeue", reason, b"", (b"msg", b"delivery_count", b"hold_us")
         )
-        times = array("q", [log.returned(msg, source.queue) for msg in each_of(ids, count)])
+        came_back, place = self._returns.came_back, source.place
+        times = array("q", [came_back(msg, place) for msg in each_of(ids, count)])
         self._buffer.add(now_us, template, (ids, times, holds), count)
 
 

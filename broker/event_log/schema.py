@@ -13,7 +13,7 @@ What readers rely on:
 - ``msg`` is given to a message when it is published and is unique across boots. All copies of it,
   in every queue and after dead-lettering, keep it: a life is the pair (``msg``, ``queue``).
 - Which queue took a message is told once: by ``publish`` if there was exactly one, else by an
-  ``enqueue`` for each.
+  ``enqueue`` for each. Direct replies are in no queue: ``amq.rabbitmq.reply-to`` stands for it.
 - A new field or kind may come at any time and is no new version; readers ignore what they do not
   know. ``v`` changes when the meaning of a field does.
 
@@ -115,8 +115,9 @@ MESSAGE_KINDS: Final = (
     ),
     Kind(
         "confirm",
-        "The publisher was sent a confirm up to `dtag`, for `n` messages that are told here; "
-        "`wait_us` since the oldest of them was published; `reason` is `nack` if it was refused.",
+        "The publisher was sent confirms, at one time, for `n` messages that are told here; `dtag` "
+        "is the highest that was confirmed, and lower ones may still wait; `wait_us` since the "
+        "oldest of them was published; `reason` is `nack` if they were refused.",
         (*_CHANNEL, "dtag", "n", "wait_us", "reason"),
     ),
     Kind(
@@ -127,11 +128,13 @@ MESSAGE_KINDS: Final = (
     Kind(
         "drop",
         "A message is gone: `reason` is `unroutable` (no `queue`), `maxlen`, `refused` (the queue "
-        "was full and does not take more), `delivery_limit` (it came back too often, and there is "
-        "no dead-letter exchange), `queue_deleted` (of a large queue only the first are told; "
-        "`queue_delete` ends all), `queue_crashed` (it had not yet taken it) or "
-        "`channel_closed` (on its way to a consumer that does not answer).",
-        (*_CHANNEL, "exchange", "rk", "queue", "ctag", "msg", "size", "depth", "reason"),
+        "was full and does not take more, or its transaction failed), `delivery_limit` (it came "
+        "back too often, and there is no dead-letter exchange), `queue_deleted` (of a large queue "
+        "only the first are told; `queue_delete` ends all), `queue_crashed` (it had not yet taken "
+        "it) or `channel_closed` (on its way to a consumer that does not answer, or in a "
+        "transaction that was not committed any more). Without `msg`: `n` messages that were on "
+        "disk, and of which nothing was read.",
+        (*_CHANNEL, "exchange", "rk", "queue", "ctag", "msg", "n", "size", "depth", "reason"),
     ),
     Kind(
         "deliver",
@@ -171,13 +174,14 @@ MESSAGE_KINDS: Final = (
     ),
     Kind(
         "expire",
-        "A message's time to live ended; a dead_letter follows if the queue has where to.",
-        ("vhost", "queue", "msg", "size", "wait_us", "depth"),
+        "A message's time to live ended; a dead_letter follows if the queue has where to. Without "
+        "`msg`: `n` messages that were on disk, as for drop.",
+        ("vhost", "queue", "msg", "n", "size", "wait_us", "depth"),
     ),
     Kind(
         "dead_letter",
         "A message left `queue` for the dead-letter exchange `exchange` with key `rk`; `reason` "
-        "is `rejected`, `expired`, `maxlen` or `delivery_limit`; `routed` queues took it, none "
+        "is `rejected`, `expired`, `maxlen` or `delivery_limit`; it went to `routed` queues, none "
         "if it led back to where it came from or there is no such exchange.",
         (
             *("vhost", "queue", "exchange", "rk", "msg", "size"),
@@ -256,7 +260,12 @@ OBJECT_KINDS: Final = (
         ("attrs",),
     ),
     Kind("broker_stop", "The last line of a boot that ended in order.", ("reason",)),
-    Kind("log_gap", "`n` events were shed here to keep messages moving.", ("n",)),
+    Kind(
+        "log_gap",
+        "Events were shed here to keep messages moving, `n` of them or more: of a message that was "
+        "published meanwhile its publish alone is counted. Lives that were under way may be cut.",
+        ("n",),
+    ),
 )
 
 KINDS: Final = {kind.name: kind for kind in (*MESSAGE_KINDS, *OBJECT_KINDS)}

@@ -26,12 +26,11 @@ from leveret.broker.queues import commands as c
 from leveret.broker.queues.dead_lettering import Surroundings
 from leveret.broker.queues.goodbye import refuse
 from leveret.protocol.errors import ChannelException, precondition_failed
-from leveret.storage.backing_queue import EMPTY, LOADING, BackingQueue
+from leveret.storage.backing_queue import BackingQueue
 
 if TYPE_CHECKING:
     from leveret.broker.clock import Clock
     from leveret.broker.config import Settings
-    from leveret.broker.event_log.queue_log import QueueLog
     from leveret.broker.queues.decorators import QueueDecorator
     from leveret.broker.queues.record import Queue
 
@@ -47,7 +46,7 @@ BIASED_MESSAGES = 50
 PATIENT_TURNS = 8
 PATIENT_RUNS = 8
 # So many messages of a queue that is deleted are told one by one in the event log.
-DELETED_TOLD = 10_000
+DELETED_TOLD = 500
 
 
 class QueueActor(Receiver):
@@ -252,6 +251,10 @@ class QueueActor(Receiver):
         purged = self._backing.purge()
         if self._log is not None and purged:
             self._log.purged(purged, purge.user, purge.actor)
+            if self._log.knows_returns:
+                states = self._consumers.channels.values()
+                held = [seq_id for state in states for seq_id in state.unacked]
+                self._log.forget_returns(but=self._backing.pending_in_memory(held).values())
         purge.channel.put_urgent(c.Done(purged))
 
     def _on_delete(self, delete: c.Delete) -> None:
@@ -302,6 +305,8 @@ class QueueActor(Receiver):
         self._is_alive = False
         self._expiry.arm(None)
         self._lifetime.stop()
+        if self._log is not None:
+            self._log.tell_unread()
         self._backing.terminate()
 
     def spend(self, cost: int) -> None:
@@ -313,25 +318,20 @@ class QueueActor(Receiver):
         if not self._is_alive:
             return
         self._is_alive = False
+        if self._log is not None:
+            self._log.tell_unread()
         self.queue.delete_reason = reason
         self.queue.deleted_messages = len(self._backing)
         self._on_deleted(self.queue)
         self._dead.leave()
         if self._log is not None:
-            self._tell_deleted(self._log)
+            # Of a large queue that is but a part: the loop is not to wait for all of it.
+            gone = self._backing.ready_in_memory(DELETED_TOLD)
+            self._log.dropped(gone, 0, "queue_deleted")
+            self._log.forget_returns()
         self._backing.delete_and_terminate()
         self._finish_confirms()
         self.say_goodbye(crashed=False)
-
-    def _tell_deleted(self, log: QueueLog) -> None:
-        """What goes with the queue: of a large one the first, as far as they are in memory."""
-        left = DELETED_TOLD
-        while left > 0:
-            entries = self._backing.fetch(left, ack_required=False, max_bytes=1 << 40)
-            if entries is LOADING or entries is EMPTY:
-                return
-            left -= len(entries)
-            log.dropped([entry.message for entry in entries], 0, "queue_deleted")
 
     def _finish_confirms(self) -> None:
         for sender, ranges in self._confirms.items():
@@ -351,6 +351,8 @@ class QueueActor(Receiver):
         self._expiry.arm(None)
         self._lifetime.stop()
         self._store_credit.end()
+        if self._log is not None:
+            self._log.tell_unread()
         if crashed:
             self._dead.crash()
         left = [*self._waiting_gets, *self._taken, *self.mailbox.close()]
@@ -365,6 +367,7 @@ class QueueActor(Receiver):
     def fall_apart(self) -> None:
         """Break the cycles of a queue that is gone, or it waits for the garbage collector."""
         self._handlers.clear()
+        self._log = None
         del self._backing, self._dead
         self._consumers.fall_apart()
 

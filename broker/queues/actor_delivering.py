@@ -79,6 +79,8 @@ class Deliverer(RuleKeeper):
             while end < count and entries[end].redelivered == redelivered:
                 end += 1
             run = entries[at:end] if at or end < count else entries
+            if redelivered:
+                self._tell_returns(run)
             messages = [entry.message for entry in run]
             if self._shows_delivery_count:
                 messages = [self._with_delivery_count(entry) for entry in run]
@@ -124,6 +126,12 @@ class Deliverer(RuleKeeper):
         if not is_taken and seq_ids is None and self._log is not None:
             self._log.dropped(messages, depth, "channel_closed")
 
+    def _tell_returns(self, entries: Sequence[Entry]) -> None:
+        """Before they are delivered again; what an earlier boot counted is known here alone."""
+        if self._log is not None and self._counts_returns:
+            count = self._backing.delivery_count
+            self._log.learn_returns((entry.message, count(entry.seq_id)) for entry in entries)
+
     def _with_delivery_count(self, entry: Entry) -> Message:
         count = self._backing.delivery_count(entry.seq_id)
         return with_delivery_count(entry.message, count)
@@ -146,6 +154,8 @@ class Deliverer(RuleKeeper):
             get.channel.put_urgent(c.GetEmpty())
         else:
             entry = entries[0]
+            if entry.redelivered:
+                self._tell_returns(entries)
             message = entry.message
             if self._shows_delivery_count:
                 message = self._with_delivery_count(entry)

@@ -203,10 +203,10 @@ class Receiver(Deliverer):
             if refused and not prepare.is_optional:
                 prepare.unit.refuse()
                 return
-            if refused and self._log is not None:
+            if refused and prepare.not_taken is not None:
                 left_out = {id(message) for message in messages} - {id(each) for each in fitting}
                 gone = [message for message in messages if id(message) in left_out]
-                self._log.dropped(gone, len(self._backing), "refused")
+                prepare.not_taken(gone, "refused")
             messages = fitting
         state = self._consumers.channels.get(channel)
         settled: dict[int, Consumer | None] = {}

@@ -7,7 +7,7 @@ for a queue without limits, times and dead letters.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from leveret.broker.queues import commands as c
@@ -16,6 +16,7 @@ from leveret.storage.backing_queue import EMPTY, LOADING, Entry
 
 if TYPE_CHECKING:
     from leveret.broker.queues.dead_letter import Reason
+    from leveret.protocol.message import Message
 
 from leveret.broker.queues.actor_state import ActorState
 
@@ -65,7 +66,7 @@ class RuleKeeper(ActorState):
             if left <= 0:
                 self._drop_later()
                 return
-            if self._dead.is_wanted or self._log is not None:
+            if self._dead.is_wanted:
                 share = min(surplus, TURN_MESSAGES)
                 entries = backing.fetch(share, ack_required=True, max_bytes=TURN_BYTES)
                 if entries is LOADING:
@@ -73,20 +74,18 @@ class RuleKeeper(ActorState):
                 elif entries is not EMPTY:
                     left -= len(entries)
                     self.counters.drop += len(entries)
-                    if self._dead.is_wanted:
-                        self._dead.add(entries, "maxlen")
-                    else:
-                        backing.ack([entry.seq_id for entry in entries])
-                    if self._log is not None and not self._dead.is_wanted:
-                        dropped = [entry.message for entry in entries]
-                        self._log.dropped(dropped, len(backing), "maxlen")
+                    self._dead.add(entries, "maxlen")
             else:
-                gone = backing.drop(min(surplus, left))
+                # Nothing is read for the event log's sake: it would keep all others waiting.
+                seen: list[Message] | None = None if self._log is None else []
+                gone = backing.drop(min(surplus, left), seen)
                 if gone is LOADING:
                     self._is_loading = True
                 else:
                     left -= gone
                     self.counters.drop += gone
+                    if self._log is not None and seen is not None:
+                        self._log.left("drop", "maxlen", gone, seen)
 
     def _drop_expired(self) -> None:
         """From the head, as far as they are due; then wait for the next [83]."""
@@ -115,7 +114,7 @@ class RuleKeeper(ActorState):
             elif left <= 0:
                 self._drop_later()
                 return
-            elif self._dead.is_wanted or self._log is not None:
+            elif self._dead.is_wanted:
                 entries = backing.fetch_while(is_due, TURN_MESSAGES, max_bytes=TURN_BYTES)
                 if entries is LOADING:
                     self._is_loading = True
@@ -123,11 +122,14 @@ class RuleKeeper(ActorState):
                     left -= len(entries)
                     self._expired(entries)
             else:
-                dropped = backing.drop_while(is_due_this_turn)
+                seen: list[Message] | None = None if self._log is None else []
+                dropped = backing.drop_while(is_due_this_turn, seen)
                 if dropped is LOADING:
                     self._is_loading = True
                 else:
                     self.counters.expire += dropped
+                    if self._log is not None and seen is not None:
+                        self._log.left("expire", "", dropped, seen)
 
     def _drop_due(self) -> None:
         """With exact expiry: from anywhere, in order of due time."""
@@ -174,25 +176,42 @@ class RuleKeeper(ActorState):
 
     def _return(self, seq_ids: Sequence[int]) -> None:
         """Back to their places; those that came back too often die instead."""
-        if self._delivery_limit is not None or self._shows_delivery_count:
+        if self._counts_returns:
             counts = self._backing.count_returns(seq_ids)
             limit = self._delivery_limit
             if limit is not None:
                 over = {each for each, count in zip(seq_ids, counts, strict=True) if count > limit}
                 if over:
+                    self._tell_counts(over)
                     self._bury(sorted(over), "delivery_limit")
                     seq_ids = [seq_id for seq_id in seq_ids if seq_id not in over]
         self._backing.requeue(seq_ids)
         self.counters.requeue += len(seq_ids)
 
+    @property
+    def _counts_returns(self) -> bool:
+        """The backing queue counts how often messages come back, also over a restart."""
+        return self._delivery_limit is not None or self._shows_delivery_count
+
+    def _tell_counts(self, seq_ids: Collection[int]) -> None:
+        """The log is to know how often these, which are pending, came back."""
+        if self._log is not None:
+            count = self._backing.delivery_count
+            found = self._backing.pending_in_memory(seq_ids)
+            self._log.learn_returns((found[each], count(each)) for each in found)
+
     def _bury(self, seq_ids: Sequence[int], reason: Reason) -> None:
         """Pending messages die: to the dead-letter exchange, if there is one."""
-        # What was rejected is told by the channel; of others the log wants to know, too.
-        if self._dead.is_wanted or (self._log is not None and reason != "rejected"):
+        if self._dead.is_wanted:
             self._dead.add_pending(seq_ids, reason)
             self._is_ruled = True
-        else:
-            self._backing.ack(seq_ids)
+            return
+        # What was rejected is told by the channel.
+        if self._log is not None and reason != "rejected":
+            seen = list(self._backing.pending_in_memory(seq_ids).values())
+            ev, why = ("expire", "") if reason == "expired" else ("drop", reason)
+            self._log.left(ev, why, len(seq_ids), seen)
+        self._backing.ack(seq_ids)
 
     def _on_drop_expired(self, drop: c.DropExpired) -> None:
         self._has_to_drop = False

@@ -62,7 +62,7 @@ class ActorState:
             clock, lambda: mailbox.put_urgent(c.ExpireQueue()), options.expires_ms
         )
         # What happens to messages here, for the event log; None if it does not want to know.
-        self._log = make_queue_log(surroundings, queue)
+        self._log = make_queue_log(surroundings, queue, clock, self._backing.__len__)
         self._dead = DeadLetters(queue, self._backing, surroundings, clock, options, self._log)
         # After so many returns a message is dead; None: never.
         self._delivery_limit = options.delivery_limit

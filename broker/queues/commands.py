@@ -9,7 +9,7 @@ Everything names channels by mailbox and messages by ids: no references into any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,8 @@ class Prepare:
     settled: Sequence[int]
     # A queue that cannot take part is left out; False: nothing of the unit happens without it.
     is_optional: bool = False
+    # For the event log, where it wants to know: which of the messages are not taken, and why.
+    not_taken: Callable[[Sequence[Message], str], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

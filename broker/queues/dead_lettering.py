@@ -3,8 +3,10 @@
 Owned by the queue's actor. What is to die waits here, pending in the backing queue. One batch is
 under way: its copies in the target queues and its removal from this one are a unit, so a crash
 neither loses nor doubles a message. A target that refuses, or is gone, is left out, as RabbitMQ
-does; if nothing takes a message it is dropped. Where there is no dead-letter exchange, what may
-have to be read before the event log can tell of it waits here all the same, and is dropped then.
+does; if nothing takes a message it is dropped.
+
+The event log is told of a batch when it is on disk: until then it may begin anew, with other
+queues, or in another life of this one.
 
 Upstream: ``actor.py`` (rejects, expiry, length and delivery limits). Downstream: the exchange, and
 the mailboxes of the queues it leads to.
@@ -61,9 +63,16 @@ class Surroundings(Protocol):
     def make_unit(self, ended: Callable[[bool], object]) -> Unit: ...
 
 
-def make_queue_log(surroundings: Surroundings | None, queue: Queue) -> QueueLog | None:
+def make_queue_log(
+    surroundings: Surroundings | None,
+    queue: Queue,
+    clock: Clock,
+    count_ready: Callable[[], int] = lambda: 0,
+) -> QueueLog | None:
     log = None if surroundings is None else surroundings.message_log
-    return None if log is None else QueueLog(log, queue.name.vhost, queue.name.name)
+    if log is None:
+        return None
+    return QueueLog(log, queue.name.vhost, queue.name.name, clock, count_ready)
 
 
 class _Dead(NamedTuple):
@@ -72,8 +81,20 @@ class _Dead(NamedTuple):
     # None: to be had of the backing queue.
     message: Message | None
     reason: Reason
-    # The event log has it: its unit came to nothing, and another is begun.
-    is_told: bool = False
+
+
+class _Death(NamedTuple):
+    """What the event log is to be told of one."""
+
+    message: Message
+    copy: Message
+    reason: Reason
+    # Where the copy goes.
+    queues: Sequence[str]
+
+
+# Copies that a queue did not take, its name, and why.
+_NotTaken = tuple[Sequence["Message"], str, str]
 
 
 class SourcePart(QueuePart):
@@ -137,7 +158,7 @@ class DeadLetters:
     # --- who dies --------------------------------------------------------------------------------
 
     def add(self, entries: Iterable[Entry], reason: Reason) -> None:
-        """Fetched, and pending; or, if not wanted, gone."""
+        """Fetched, and pending."""
         self._waiting.extend([_Dead(entry.seq_id, entry.message, reason) for entry in entries])
 
     def add_pending(self, seq_ids: Iterable[int], reason: Reason) -> None:
@@ -160,15 +181,16 @@ class DeadLetters:
                 continue
             for dead in batch:
                 self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
-            targets = self._route(batch)
+            targets, deaths = self._route(batch)
             if targets:
-                self._begin(mailbox, batch, targets)
+                self._begin(mailbox, batch, targets, deaths)
             else:
+                self._tell(deaths, ())
                 self._backing.ack([dead.seq_id for dead in batch if dead.seq_id is not None])
         return True
 
     def _drop(self, batch: Sequence[_Dead]) -> None:
-        """There is nowhere to go: that they died is all there is to tell."""
+        """There is nowhere to go any more: that they died is all there is to tell."""
         if self._log is not None:
             depth = len(self._backing)
             for reason, run in groupby(batch, attrgetter("reason")):
@@ -178,14 +200,27 @@ class DeadLetters:
         self._backing.ack([dead.seq_id for dead in batch if dead.seq_id is not None])
 
     def _begin(
-        self, mailbox: Mailbox, batch: list[_Dead], targets: dict[Mailbox, list[Message]]
+        self,
+        mailbox: Mailbox,
+        batch: list[_Dead],
+        targets: dict[Queue, list[Message]],
+        deaths: Sequence[_Death],
     ) -> None:
         self._under_way = batch
         seq_ids = [dead.seq_id for dead in batch if dead.seq_id is not None]
         assert self._surroundings is not None
-        unit = self._surroundings.make_unit(partial(self._on_ended, mailbox))
+        not_taken: list[_NotTaken] = []
+
+        def note(queue: str, messages: Sequence[Message], reason: str) -> None:
+            not_taken.append((messages, queue, reason))
+
+        unit = self._surroundings.make_unit(
+            partial(self._on_ended, mailbox, targets, deaths, not_taken)
+        )
         for target, messages in targets.items():
-            if target.put(c.Prepare(unit, mailbox, messages, (), is_optional=True)):
+            noting = partial(note, target.name.name) if deaths else None
+            prepare = c.Prepare(unit, mailbox, messages, (), is_optional=True, not_taken=noting)
+            if target.mailbox.put(prepare):
                 unit.expect()
         self._part = SourcePart(
             mailbox, lambda: None, self._backing.prepare((), seq_ids), mailbox, {}, 0
@@ -195,20 +230,39 @@ class DeadLetters:
         unit.join(self._part)
         unit.begin()
 
-    def _on_ended(self, mailbox: Mailbox, is_committed: bool) -> None:
+    def _on_ended(
+        self,
+        mailbox: Mailbox,
+        targets: dict[Queue, list[Message]],
+        deaths: Sequence[_Death],
+        not_taken: list[_NotTaken],
+        is_committed: bool,
+    ) -> None:
         is_here = mailbox.put_urgent(c.UnitEnded(is_committed))
-        if not is_here and not is_committed and self._has_left:
+        if is_committed:
+            # At once, before the targets know: whoever is given a copy tells of that.
+            if deaths:
+                not_taken += _gone(targets, not_taken)
+            self._tell(deaths, not_taken)
+        elif not is_here and self._has_left:
             # Deleted meanwhile, as was one of its targets: the others get theirs all the same.
-            self._send_off([dead._replace(is_told=True) for dead in self._under_way])
+            self._send_off(self._under_way)
+
+    def _tell(self, deaths: Sequence[_Death], not_taken: Sequence[_NotTaken]) -> None:
+        if self._log is None or not deaths:
+            return
+        depth = 0 if self._has_left else len(self._backing)
+        for death in deaths:
+            self._log.dead_lettered(*death, depth)
+        for messages, queue, reason in not_taken:
+            self._log.not_taken(messages, queue, reason)
 
     def on_unit_ended(self, *, is_committed: bool) -> None:
         """The next may begin; what came to nothing begins anew, with the queues that are left."""
         if not is_committed:
             for dead in self._under_way:
                 self.counts[dead.reason] -= 1
-            self._waiting.extendleft(
-                [dead._replace(is_told=True) for dead in reversed(self._under_way)]
-            )
+            self._waiting.extendleft(reversed(self._under_way))
         self._under_way = []
         self._part = None
 
@@ -245,22 +299,28 @@ class DeadLetters:
                 self._log.expired(expired, len(self._backing))
         return [dead for dead in chosen if dead.message is not None]
 
-    def _route(self, batch: Sequence[_Dead]) -> dict[Mailbox, list[Message]]:
-        """Copies for each queue that is to get some, in order."""
-        targets: dict[Mailbox, list[Message]] = {}
+    def _route(self, batch: Sequence[_Dead]) -> tuple[dict[Queue, list[Message]], Sequence[_Death]]:
+        """Copies for each queue that is to get some, in order; what is to be told of them."""
+        targets: dict[Queue, list[Message]] = {}
+        deaths: list[_Death] = []
         if self._surroundings is None or self._exchange is None:
-            return targets
+            return targets, deaths
         topology = self._surroundings.topology
         exchange = topology.exchanges.get(self._exchange)
         burial = Burial(
             self._queue.name.name, self._exchange, self._routing_key, int(self._clock.now())
         )
-        if exchange is None:
-            self._tell_lost(batch, burial)
-            return targets
         for dead in batch:
-            assert dead.message is not None
-            copy = burial.bury(dead.message, dead.reason)
+            message = dead.message
+            assert message is not None
+            is_told = self._log is not None and message.log_id != 0
+            if exchange is None:
+                # It was never declared, or is gone.
+                if is_told:
+                    copy = burial.bury(message, dead.reason)
+                    deaths.append(_Death(message, copy, dead.reason, ()))
+                continue
+            copy = burial.bury(message, dead.reason)
             queues = topology.route(
                 exchange,
                 copy.routing_key,
@@ -270,25 +330,13 @@ class DeadLetters:
             exchange.publish_in += 1
             queues = [queue for queue in queues if not cycles(copy, queue.name.name)]
             exchange.publish_out += len(queues)
-            if self._log is not None:
+            if self._log is not None and is_told:
+                self._log.inherit(message, copy)
                 names = [queue.name.name for queue in queues]
-                depth = len(self._backing)
-                self._log.dead_lettered(
-                    dead.message, copy, dead.reason, names, depth, is_told=dead.is_told
-                )
+                deaths.append(_Death(message, copy, dead.reason, names))
             for queue in queues:
-                targets.setdefault(queue.mailbox, []).append(copy)
-        return targets
-
-    def _tell_lost(self, batch: Sequence[_Dead], burial: Burial) -> None:
-        """The exchange they were to go to is not there."""
-        for dead in batch if self._log is not None else ():
-            assert dead.message is not None
-            assert self._log is not None
-            copy = burial.bury(dead.message, dead.reason)
-            self._log.dead_lettered(
-                dead.message, copy, dead.reason, (), len(self._backing), is_told=dead.is_told
-            )
+                targets.setdefault(queue, []).append(copy)
+        return targets, deaths
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -298,22 +346,39 @@ class DeadLetters:
         But for what has left memory: that goes with the queue.
         """
         self._has_left = True
-        batch = []
-        for dead in self._waiting:
-            if dead.message is None and dead.seq_id is not None:
-                found = self._backing.pending((dead.seq_id,))
-                if found is LOADING or not found:
-                    continue
-                dead = dead._replace(message=found[0].message)
-            batch.append(dead)
-            self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
+        waiting = list(self._waiting)
         self._waiting.clear()
+        absent = {
+            dead.seq_id: dead.reason
+            for dead in waiting
+            if dead.message is None and dead.seq_id is not None
+        }
+        found = self._backing.pending_in_memory(absent)
+        if self._log is not None:
+            # As in _next_batch. Nobody will read the others.
+            expired = [seq_id for seq_id, reason in absent.items() if reason == "expired"]
+            seen = [found[seq_id] for seq_id in expired if seq_id in found]
+            self._log.left("expire", "", len(expired), seen, depth=0)
+        batch: list[_Dead] = []
+        for dead in waiting:
+            if dead.message is None and dead.seq_id is not None:
+                if dead.seq_id not in found:
+                    continue
+                dead = dead._replace(message=found[dead.seq_id])
+            batch.append(dead)
+        if not self.is_wanted:
+            self._drop(batch)
+            return
+        for dead in batch:
+            self.counts[dead.reason] = self.counts.get(dead.reason, 0) + 1
         self._send_off(batch)
 
     def _send_off(self, batch: Sequence[_Dead]) -> None:
-        for target, messages in self._route(batch).items():
+        targets, deaths = self._route(batch)
+        self._tell(deaths, ())
+        for target, messages in targets.items():
             sizes = [len(message.body) for message in messages]
-            target.put(
+            target.mailbox.put(
                 c.Delivery(
                     messages,
                     self._queue.mailbox,
@@ -330,6 +395,18 @@ class DeadLetters:
         """The queue starts anew with all that a commit has not taken yet."""
         if self._part is not None:
             self._part.has_crashed = True
+
+
+def _gone(targets: dict[Queue, list[Message]], not_taken: Iterable[_NotTaken]) -> list[_NotTaken]:
+    """Of queues that were deleted, also while the commit was under way: what is not noted yet."""
+    gone: list[_NotTaken] = []
+    for target, messages in targets.items():
+        if target.mailbox.is_closed:
+            name = target.name.name
+            noted = {id(each) for some, queue, _ in not_taken if queue == name for each in some}
+            left = [message for message in messages if id(message) not in noted]
+            gone.append((left, name, "queue_deleted"))
+    return gone
 
 
 def _up_to_last_found(chosen: list[_Dead], messages: dict[int, Message]) -> list[_Dead]:

@@ -22,15 +22,17 @@ def refuse(
 ) -> set[Mailbox]:
     """Answer the commands ``left`` in a queue's ``mailbox``; the channels that know it by them."""
     senders: set[Mailbox] = set()
+    reason = "queue_crashed" if crashed else "queue_deleted"
     for command in left:
         if isinstance(command, c.Delivery):
             if log is not None:
-                reason = "queue_crashed" if crashed else "queue_deleted"
                 log.dropped(command.messages, 0, reason)
             command.sender.put_urgent(c.Unreceived(mailbox, command, crashed))
             senders.add(command.sender)
         elif isinstance(command, c.Prepare):
             if command.is_optional:
+                if command.not_taken is not None:
+                    command.not_taken(command.messages, reason)
                 command.unit.leave_out()
             else:
                 command.unit.refuse()

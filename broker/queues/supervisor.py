@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from leveret.broker.queues import commands as c
 from leveret.broker.queues.actor import QueueActor
+from leveret.broker.queues.dead_lettering import make_queue_log
 from leveret.broker.queues.goodbye import deletion_in, refuse
 from leveret.broker.queues.restarts import Restarts
 from leveret.storage.priority_queue import PriorityQueue
@@ -130,7 +131,8 @@ class QueueSupervisor:
         mailbox = queue.mailbox
         if actor is None:
             left = mailbox.close()
-            for channel in refuse(left, mailbox, None, crashed=True):
+            queue_log = make_queue_log(self._surroundings, queue, self._clock)
+            for channel in refuse(left, mailbox, queue_log, crashed=True):
                 channel.put_urgent(c.QueueDown(mailbox, crashed=True))
         elif mailbox.is_closed:
             left = []  # it broke after its goodbye

@@ -147,8 +147,9 @@ def _moving(events: DataFrame) -> DataFrame:
 
 def _change(samples: Mapping[str, float] | None) -> Column:
     """By how much an event changes the depth."""
-    # A purge counts what was there, logged or not.
-    stands_for = F.when(is_("purge"), F.lit(1.0)).otherwise(messages_per_logged(samples or {}))
+    # A purge counts what was there, logged or not, and so does what a queue lost unread.
+    is_whole = is_("purge") | (is_("drop", "expire") & (F.col("msg") == 0))
+    stands_for = F.when(is_whole, F.lit(1.0)).otherwise(messages_per_logged(samples or {}))
     number = F.when(came(), F.col("n")).when(went(), -F.col("n")).otherwise(0)
     return number * stands_for
 

@@ -122,7 +122,7 @@ def spark_alone(spark: SparkSession, ahead: Ahead) -> SparkSession:
 @pytest.fixture(scope="session")
 def busy(spark: SparkSession, ahead: Ahead, tmp_path_factory: pytest.TempPathFactory) -> Log:
     """Every problem there is, in two minutes of three tenants' traffic."""
-    log = take_in(spark, tmp_path_factory.mktemp("busy"), Plan(messages=3000))
+    log = take_in(spark, tmp_path_factory.mktemp("busy"), Plan(messages=1200))
     ahead.begin("report", make, spark, log.inputs, log.lake)
     return log
 
@@ -149,7 +149,7 @@ def played(ahead: Ahead) -> Played:
 
 
 def report_quiet(spark: SparkSession, folder: Path) -> Report:
-    log = take_in(spark, folder, Plan(messages=3000, seed=11, problems=frozenset()))
+    log = take_in(spark, folder, Plan(messages=1200, seed=11, problems=frozenset()))
     return make(spark, log.inputs, log.lake)
 
 

@@ -163,10 +163,12 @@ def test_depth_continues_from_the_last_stamp(spark: SparkSession) -> None:
 def test_a_sample_stands_for_all_messages(spark: SparkSession) -> None:
     """One of a hundred is logged; a purge counts all."""
     events = [event(second * SECOND, "publish", queue="q", routed=1) for second in (1, 2, 3)]
-    events.append(event(4 * SECOND, "purge", queue="q", n=300))
+    # Dropped on disk, unread: nobody knows which they were.
+    events.append(event(4 * SECOND, "drop", queue="q", n=50, reason="maxlen"))
+    events.append(event(5 * SECOND, "purge", queue="q", n=250))
     found = rows(backlog(frame(spark, *events), Options(window_s=1), {"b": 0.01}))
     depths = {row["window"] // SECOND: row["depth"] for row in found}
-    assert depths == {1: 100, 2: 200, 3: 300, 4: 0}
+    assert depths == {1: 100, 2: 200, 3: 300, 4: 250, 5: 0}
     assert {row["came"] for row in found} == {0, 1}
 
 

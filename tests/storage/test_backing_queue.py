@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from leveret.protocol.message import Message
 from leveret.storage.backing_queue import EMPTY, Confirm, Entry
 from tests.storage.bench import Bench, Seen, UnitOfOne
 
@@ -200,6 +203,32 @@ def test_drop_while_stops_at_the_first_that_stays(bench: Bench) -> None:
     bench.publish("x", "x", "a", "x")
     assert bench.drop_while(lambda entry: entry.message.body == b"x") == 2
     assert bench.all_ready() == [Seen("a"), Seen("x")]
+
+
+def test_what_is_dropped_is_seen_as_far_as_it_is_in_memory(bench: Bench) -> None:
+    for by_predicate in (False, True):
+        bench.publish("a", "b", "c")
+        seen: list[Message] = []
+        drop = partial(bench.queue.drop, 3, seen)
+        if by_predicate:
+            drop = partial(bench.queue.drop_while, lambda entry: True, seen)
+        dropped = bench.settled(drop)
+        assert isinstance(dropped, int)
+        assert dropped
+        shown = [message.body.decode() for message in seen]
+        assert shown == [body for body in "abc"[:dropped] if body in shown]
+        bench.drop(3)
+
+
+def test_what_is_in_memory_can_be_looked_at(bench: Bench) -> None:
+    bench.publish("a", "b", "c")
+    taken = bench.take(1)
+    [seq_id] = ids(taken)
+    held = bench.queue.pending_in_memory([seq_id, 1 << 40])
+    assert held in ({}, {seq_id: taken[0].message})
+    seen = [message.body.decode() for message in bench.queue.ready_in_memory(1)]
+    assert seen in ([], ["b"])
+    assert len(bench.queue) == 2
 
 
 def test_fetch_while_makes_pending(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from leveret.protocol.message import Message
 from leveret.storage import queue_paging, queue_reading, queue_state
 from leveret.storage.backing_queue import EMPTY, LOADING, Confirm, Entry
 from leveret.storage.memory_use import INFINITY
@@ -240,6 +241,27 @@ def test_what_is_dropped_is_not_read(show: Show) -> None:
     assert show.stage.call(lambda: show.queue.drop(3)) == 3
     assert show.queue.disk_reads == 0
     assert show.fetch(1) == [4]
+
+
+def test_what_was_dropped_in_memory_is_seen(show: Show) -> None:
+    show.publish(1, 6)
+    show.push(q4=4)
+    seen: list[Message] = []
+    assert show.stage.call(lambda: show.queue.drop(5, seen)) == 5
+    assert [each.body for each in seen] == [b"1", b"2"]
+    assert show.queue.disk_reads == 0
+
+
+def test_looking_at_what_is_in_memory_reads_nothing(show: Show) -> None:
+    show.publish(1, 6)
+    show.stage.call(lambda: show.queue.fetch(2, ack_required=True))
+    show.push(q4=2)
+    show.stage.call(lambda: show.queue._limit_ram_acks(1))
+    assert [each.body for each in show.queue.ready_in_memory(9)] == [b"3", b"4"]
+    assert [each.body for each in show.queue.ready_in_memory(1)] == [b"3"]
+    assert list(show.queue.pending_in_memory([1, 2])) == [1]
+    assert show.queue.disk_reads == 0
+    assert show.fetch(4) == span(3, 6)
 
 
 # --- reading -------------------------------------------------------------------------------------

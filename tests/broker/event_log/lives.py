@@ -8,6 +8,7 @@ What is left at the end must be what the queues themselves say they have.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 from leveret.broker.event_log.schema import Event
@@ -20,7 +21,9 @@ class Holder(NamedTuple):
 
 
 class Lives:
-    def __init__(self) -> None:
+    def __init__(self, counting: Collection[str] = ()) -> None:
+        """Queues of ``counting`` count deliveries themselves, those that were never sent, too."""
+        self._counting = counting
         # Where a message is: "ready", "refused" (its requeue follows), or who has it.
         # Those whose life is over are not here.
         self.places: dict[tuple[int, str], str | Holder] = {}
@@ -80,7 +83,7 @@ class Lives:
         # A delivery that its channel did not live to see counts as one, and is not told.
         times = self.deliveries[key]
         assert event.redelivered or not times, event
-        assert event.delivery_count == (max(times, 1) if event.redelivered else 0), event
+        self._check_count(event, max(times, 1) if event.redelivered else 0)
         self.deliveries[key] += 1
         if event.reason == "auto_ack":
             self._end(key)
@@ -88,6 +91,12 @@ class Lives:
             self.places[key] = Holder(event.conn, event.ch, event.dtag)
 
     _get = _deliver
+
+    def _check_count(self, event: Event, seen: int) -> None:
+        if event.queue in self._counting:
+            assert event.delivery_count >= seen, event
+        else:
+            assert event.delivery_count == seen, event
 
     def _ack(self, event: Event) -> None:
         key = event.msg, event.queue
@@ -107,10 +116,13 @@ class Lives:
         place = self.places.get(key)
         assert place == "refused" or isinstance(place, Holder), event
         assert (place == "refused") == (event.reason in ("nack", "reject")), event
-        assert event.delivery_count == self.deliveries[key], event
+        self._check_count(event, self.deliveries[key])
         self.places[key] = "ready"
 
     def _expire(self, event: Event) -> None:
+        if not event.msg:
+            self.purged[event.queue] += event.n
+            return
         key = event.msg, event.queue
         assert self.places.get(key) == "ready", event
         self._end(key)
@@ -127,6 +139,9 @@ class Lives:
     def _drop(self, event: Event) -> None:
         if event.reason == "unroutable":
             self.homeless.remove(event.msg)
+            return
+        if not event.msg:
+            self.purged[event.queue] += event.n
             return
         key = event.msg, event.queue
         if event.reason != "queue_deleted" or event.conn == 0:

@@ -102,10 +102,29 @@ class Workload:
         await self._broker.policies.set("/", "lazy", "^lazy$", {"queue-mode": "lazy"})
         await wait_until(lambda: not self._in_memory("lazy"))
         assert await lazy.get(no_ack=True)
+        await self._die_unread()
+
+    async def _die_unread(self) -> None:
+        channel = self.channel
+        arguments: dict[str, Any] = {"x-queue-mode": "lazy", "x-message-ttl-exact": True}
+        await channel.declare_queue("unread-brief", arguments=arguments)
+        message = Message(b"abc", expiration=0.01)
+        await channel.default_exchange.publish(message, "unread-brief")
+        await channel.declare_queue("unread")
+        await channel.default_exchange.publish(Message(b"abc"), "unread")
+        policy: dict[str, object] = {"queue-mode": "lazy"}
+        await self._broker.policies.set("/", "unread", "^unread$", policy)
+        await wait_until(lambda: not self._in_memory("unread"))
+        await self._broker.policies.set("/", "unread", "^unread$", {**policy, "max-length": 0})
+        names = ("unread", "unread-brief")
+        await wait_until(lambda: not any(self._statistics(n)["messages_ready"] for n in names))
+
+    def _statistics(self, queue: str) -> Any:
+        queues: Any = self._broker.vhosts["/"].statistics()["queues"]
+        return queues[queue]
 
     def _in_memory(self, queue: str) -> Any:
-        queues: Any = self._broker.vhosts["/"].statistics()["queues"]
-        return queues[queue]["backing_queue"]["messages_ready_ram"]
+        return self._statistics(queue)["backing_queue"]["messages_ready_ram"]
 
     async def _consume_and_refuse(self) -> None:
         """In turn: nack, reject, ack; then without acks."""

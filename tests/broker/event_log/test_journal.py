@@ -15,9 +15,9 @@ import pytest
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
 from leveret.broker.event_log.journal import BATCH_BYTES, FLUSH_S, RETRY_S, Journal
+from leveret.broker.event_log.segments import Segments
 from leveret.broker.event_log.writer import TOGETHER_BYTES
 from leveret.broker.server import Broker
-from leveret.broker.event_log.segments import Segments
 from leveret.protocol.twin import Template
 from leveret.storage.memory_queue import MemoryQueue
 from tests.broker.event_log.disk import Disk

@@ -207,7 +207,7 @@ async def busy(settings: Settings, seed: int, clients: int, steps: int) -> None:
         await wait_until(lambda: not state()["brief"][0])
         await wait_until_quiet(state, 0.2)
         ready = {name: count for name, (count, _, _) in state().items()}
-    lives = Lives()
+    lives = Lives(counting=("patient", "impatient"))
     lives.check(told.events)
     assert {name: lives.ready(name) for name in ready} == ready
     assert len(lives.born) > clients * steps / 4

@@ -11,11 +11,16 @@ from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from pamqp import commands
 
+from leveret.broker.channel.consume import ConsumeMethods
 from leveret.broker.clock import VirtualClock
 from leveret.broker.config import Settings
+from leveret.broker.event_log.messages import quoted
 from leveret.broker.event_log.schema import Event
+from leveret.broker.queues import commands as q
 from leveret.protocol.codec import make, method_frame
+from leveret.protocol.errors import not_found
 from leveret.protocol.field_table import Field
+from tests.broker.event_log.reading import only, read_events
 from tests.broker.event_log.telling import Telling
 from tests.support.held_queues import channels
 from tests.support.raw_client import PERSISTENT, RawClient, publish
@@ -352,3 +357,50 @@ async def test_names_of_any_bytes(settings: Settings, name: str) -> None:
     assert published.queue == published.rk == delivered.queue == acked.queue == shown
     assert delivered.ctag == acked.ctag == shown
     assert dropped.rk == "\n" + shown
+
+
+async def test_what_a_channel_does_not_live_to_send(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of one delivery may have come by any exchange and key: none is named."""
+    on_deliver = ConsumeMethods._on_deliver
+
+    def fail_once(consuming: ConsumeMethods, deliver: q.Deliver) -> None:
+        channel = consuming._channel
+        monkeypatch.setattr(ConsumeMethods, "_on_deliver", on_deliver)
+        # It comes before this one, which is put back.
+        channel.mailbox.put_urgent(q.Failed(not_found("what it asked for")))
+        channel.mailbox.put_urgent(deliver)
+
+    monkeypatch.setattr(ConsumeMethods, "_on_deliver", fail_once)
+    async with Telling(settings) as told, await RawClient.open(told.broker.port) as client:
+        await client.call(1, make(commands.Queue.Declare, queue="q"), commands.Queue.DeclareOk)
+        for key in ("red", "blue"):
+            bind = make(commands.Queue.Bind, queue="q", exchange="amq.direct", routing_key=key)
+            await client.call(1, bind, commands.Queue.BindOk)
+            await client.send(publish(1, key, b"1", exchange="amq.direct"))
+        consume = make(commands.Basic.Consume, queue="q", no_ack=True)
+        await client.call(1, consume, commands.Basic.ConsumeOk)
+        await client.expect(commands.Channel.Close)
+    assert [event.rk for event in told.of("publish")] == ["red", "blue"]
+    dropped = told.of("drop")
+    assert [event.msg for event in dropped] == [event.msg for event in told.of("publish")]
+    assert {(event.queue, event.reason) for event in dropped} == {("q", "channel_closed")}
+    assert {(event.exchange, event.rk, event.ctag) for event in dropped} == {("", "", "")}
+
+
+def test_any_text_can_be_told() -> None:
+    """Names that did not come from a client may hold what no name on the wire can."""
+    assert quoted("\ud800") == '"\ufffd"'.encode()
+    assert quoted("żółw 🐢") == '"żółw 🐢"'.encode()
+
+
+async def test_events_of_all_kinds_show_a_name_alike(settings: Settings) -> None:
+    """One that is cut off in the middle of a character, say."""
+    name = "\udce2\udc82"
+    async with Telling(settings) as told, await RawClient.open(told.broker.port) as client:
+        await client.call(1, make(commands.Queue.Declare, queue=name), commands.Queue.DeclareOk)
+        await client.send(publish(1, name, b"1"))
+        await client.call(1, make(commands.Basic.Get, queue=name), commands.Basic.GetOk)
+    declared = only(read_events(settings.data / "events"), "queue_declare")
+    assert declared.queue == told.only("publish").queue == told.only("get").queue

@@ -113,11 +113,12 @@ async def test_a_sampled_message_is_told_from_beginning_to_end(settings: Setting
             async def answer(
                 message: aio_pika.abc.AbstractIncomingMessage, seen: Counter[bool] = seen
             ) -> None:
-                seen[bool(message.redelivered)] += 1
                 if message.redelivered:
                     await message.ack()
                 else:
                     await message.nack()
+                # Behind the answer, or the connection may be closed before it.
+                seen[bool(message.redelivered)] += 1
 
             await queue.consume(answer)
             await wait_until(partial(all_seen, seen))

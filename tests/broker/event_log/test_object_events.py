@@ -24,7 +24,7 @@ from leveret.protocol.codec import make
 from tests.broker.event_log.reading import assert_no_gaps, of_kind, only, read_events
 from tests.support.flood import Flood
 from tests.support.held_queues import HeldQueues, readers
-from tests.support.raw_client import PERSISTENT, RawClient, publish
+from tests.support.raw_client import PERSISTENT, RawClient, handshake, publish
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(40)
@@ -100,6 +100,30 @@ async def test_connections_and_channels(broker: Broker, folder: Path) -> None:
         "connection_closed",
     ]
     assert all(event.hold_us is not None for event in closes)
+
+
+async def test_channels_that_their_clients_did_not_close(broker: Broker, folder: Path) -> None:
+    """Their virtual host is deleted, or one of them meets an error that ends the connection."""
+    await broker.add_vhost("v")
+    async with await RawClient.connect(broker.port) as client:
+        for part, answer in zip(
+            handshake(vhost="v"),
+            (commands.Connection.Start, commands.Connection.Tune, commands.Connection.OpenOk),
+            strict=True,
+        ):
+            await client.send(part)
+            await client.expect(answer)
+        await client.open_channel(1)
+        await broker.delete_vhost("v")
+        await client.expect(commands.Connection.Close)
+    async with await RawClient.open(broker.port) as client:
+        await client.call(1, make(commands.Channel.Flow, active=False), commands.Connection.Close)
+    await broker.stop()
+    closes = of_kind(end(folder), "channel_close")
+    assert [(event.vhost, event.reason) for event in closes] == [
+        ("v", "connection_closed"),
+        ("/", "connection_closed"),
+    ]
 
 
 async def test_connections_have_numbers_of_their_own(broker: Broker, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from leveret.broker.event_log.messages import MessageLog
 from leveret.broker.queues import commands as c
 from leveret.protocol.codec import Properties, make, write_properties
 from leveret.protocol.lines import ID_BITS
+from leveret.protocol.twin import Message as ProtocolMessage
 from tests.broker.event_log.reading import read_events
 from tests.broker.event_log.telling import Telling
 from tests.broker.queues.town import Town, letter
@@ -83,16 +86,9 @@ async def test_expiry(
         assert told.kinds("confirm") == ["publish", "expire"]
 
 
-@pytest.mark.parametrize("dead_letters", [False, True])
-async def test_expiry_of_messages_that_are_on_disk(
-    settings: Settings, clock: VirtualClock, dead_letters: bool
-) -> None:
-    """They are read so that they can be told; from anywhere in the queue."""
-    arguments: dict[str, Any] = {
-        "x-queue-mode": "lazy",
-        "x-message-ttl-exact": True,
-        **(DEAD if dead_letters else {}),
-    }
+async def test_expiry_of_messages_that_are_on_disk(settings: Settings, clock: VirtualClock) -> None:
+    """They are read so that they can be dead-lettered; from anywhere in the queue."""
+    arguments: dict[str, Any] = {"x-queue-mode": "lazy", "x-message-ttl-exact": True, **DEAD}
     async with Telling(settings, clock) as told, await RawClient.open(told.broker.port) as client:
         connection = await aio_pika.connect(told.url)
         channel = await connection.channel()
@@ -104,10 +100,7 @@ async def test_expiry_of_messages_that_are_on_disk(
         await wait_until(lambda: statistics(told, "q")["backing_queue"]["messages_ready_ram"] == 0)
         clock.advance(TTL_MS / 1000)
         await wait_until(lambda: ready(told, "q") == 30)
-        if dead_letters:
-            await wait_until(lambda: ready(told, "dead") == 30)
-        else:
-            await wait_until(lambda: statistics(told, "q")["backing_queue"]["pending_acks"] == 0)
+        await wait_until(lambda: ready(told, "dead") == 30)
         await connection.close()
     mortals = [event.msg for event in told.of("publish") if event.size]
     expired = told.of("expire")
@@ -115,8 +108,7 @@ async def test_expiry_of_messages_that_are_on_disk(
     assert {(event.queue, event.size, event.wait_us) for event in expired} == {
         ("q", 9, TTL_MS * 1000)
     }
-    died = told.of("dead_letter")
-    assert [event.msg for event in died] == (mortals if dead_letters else [])
+    assert [event.msg for event in told.of("dead_letter")] == mortals
     assert not told.of("drop")
 
 
@@ -143,11 +135,118 @@ async def test_a_dead_letter_that_is_tried_again_is_told_once(
         await town.commit_held()
         (copy,) = await town.take_all("there")
     await journal.stop()
-    events = read_events(settings.data / "events")
-    assert [event.ev for event in events[1:-1]] == ["expire", "dead_letter", "enqueue", "enqueue"]
+    events = read_events(settings.data / "events")[1:-1]
+    assert [(event.ev, event.queue) for event in events] == [
+        ("expire", "q"),
+        ("dead_letter", "q"),
+        ("enqueue", "there"),
+    ]
     # Its life goes on under the same number.
-    assert {event.msg for event in events[1:-1]} == {told.log_id} == {copy.log_id}
+    assert {event.msg for event in events} == {told.log_id} == {copy.log_id}
     assert copy.stamp_us
+
+
+@asynccontextmanager
+async def telling_town(settings: Settings, clock: VirtualClock) -> AsyncIterator[Town]:
+    """The log is sealed behind it."""
+    journal = Journal(replace(settings, event_log="all"), clock)
+    await journal.start()
+    async with Town(clock) as town:
+        town.message_log = MessageLog(journal)
+        yield town
+    await journal.stop()
+
+
+def told_letter(clock: VirtualClock, body: bytes) -> ProtocolMessage:
+    message = letter(body)
+    message.log_id = clock.now_us() << ID_BITS
+    return message
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+async def test_a_target_that_ends_before_it_has_taken_its_dead_letter(
+    settings: Settings, clock: VirtualClock, crashed: bool
+) -> None:
+    async with telling_town(settings, clock) as town:
+        town.add("q", message_ttl_ms=TTL_MS, dead_letter_exchange="amq.fanout")
+        for name in ("ending", "there"):
+            town.topology.bind("amq.fanout", town.add(name).name, "", {})
+        await town.publish("q", told_letter(clock, b"abc"))
+        # It waits for its store, with what it was sent.
+        ending = town.actors["ending"]
+        ending._parts_committing += 1
+        await town.pass_time(TTL_MS)
+        if crashed:
+            ending.say_goodbye(crashed=True)
+        else:
+            town.topology.queues["ending"].mailbox.put_urgent(c.DeleteNow())
+        await town.rest()
+        assert town.count("there") == 1
+    events = read_events(settings.data / "events")[1:-1]
+    assert [(event.ev, event.queue, event.reason) for event in events] == [
+        ("expire", "q", ""),
+        ("dead_letter", "q", "expired"),
+        ("enqueue", "ending", "dead_letter"),
+        ("enqueue", "there", "dead_letter"),
+        ("drop", "ending", "queue_crashed" if crashed else "queue_deleted"),
+    ]
+    assert len({event.msg for event in events}) == 1
+
+
+async def test_a_target_that_is_deleted_during_the_commit(
+    settings: Settings, clock: VirtualClock
+) -> None:
+    async with telling_town(settings, clock) as town:
+        town.add("q", message_ttl_ms=TTL_MS, dead_letter_exchange="amq.fanout")
+        for name in ("ending", "there"):
+            town.topology.bind("amq.fanout", town.add(name).name, "", {})
+        town.is_holding = True
+        await town.publish("q", told_letter(clock, b"abc"))
+        await town.pass_time(TTL_MS)
+        batch = town.begin_held()
+        town.topology.queues["ending"].mailbox.put_urgent(c.DeleteNow())
+        await town.rest()
+        for call in batch.after:
+            call()
+        await town.rest()
+        assert town.count("there") == 1
+    events = read_events(settings.data / "events")[1:-1]
+    assert [(event.ev, event.queue) for event in events] == [
+        ("expire", "q"),
+        ("dead_letter", "q"),
+        ("enqueue", "ending"),
+        ("enqueue", "there"),
+        ("drop", "ending"),
+    ]
+
+
+async def test_a_queue_that_goes_while_exact_times_end(
+    settings: Settings, clock: VirtualClock
+) -> None:
+    """What had expired and waited to be sent on is told, as are the copies."""
+    async with telling_town(settings, clock) as town:
+        arguments: dict[str, Any] = {
+            "message_ttl_ms": TTL_MS,
+            "message_ttl_exact": True,
+            "dead_letter_exchange": "amq.fanout",
+        }
+        town.add("q", **arguments)
+        town.topology.bind("amq.fanout", town.add("dead").name, "", {})
+        town.is_holding = True
+        await town.publish("q", told_letter(clock, b"first"))
+        await town.pass_time(TTL_MS)
+        # Its unit is under way, so that this one must wait.
+        await town.publish("q", told_letter(clock, b"other"))
+        await town.pass_time(TTL_MS)
+        town.topology.queues["q"].mailbox.put_urgent(c.DeleteNow())
+        await town.rest()
+        await town.commit_held()
+        assert town.count("dead") == 2
+    events = read_events(settings.data / "events")[1:-1]
+    assert len({event.msg for event in events}) == 2
+    for number in {event.msg for event in events}:
+        life = [event.ev for event in events if event.msg == number]
+        assert life == ["expire", "dead_letter", "enqueue"]
 
 
 async def test_no_time_at_all(settings: Settings) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from leveret.broker.clock import VirtualClock
+from leveret.broker.config import Settings
+from leveret.broker.event_log.journal import Journal
+from leveret.broker.event_log.messages import MessageLog
 from leveret.broker.mailbox import Mailbox
 from leveret.broker.queues import commands as c
+from leveret.broker.queues.dead_lettering import Surroundings
 from leveret.broker.queues.record import Queue
 from leveret.broker.queues.supervisor import QueueSupervisor
+from leveret.protocol.lines import ID_BITS
 from leveret.protocol.message import Message
 from leveret.storage.backing_queue import Confirm, Entry, Nothing
 from leveret.storage.memory_queue import MemoryQueue
+from tests.broker.event_log.reading import only, read_events
 from tests.broker.queues.bench import SETTINGS, Port, bodies, make_queue, settle
+from tests.broker.queues.town import Town, letter
 
 POISON = b"poison"
 
@@ -80,7 +88,7 @@ class Watcher:
 
 
 class Bench:
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, surroundings: Surroundings | None = None) -> None:
         self.deleted: list[Queue] = []
         self.watcher = Watcher()
         self.is_ready_to_restart = asyncio.Event()
@@ -96,6 +104,7 @@ class Bench:
             SETTINGS,
             lambda: [self.watcher],
             self._before_restart,
+            surroundings,
         )
 
     def _make_backing(
@@ -534,3 +543,28 @@ async def test_who_crashes_during_a_stop_is_not_restarted(bench: Bench, port: Po
     assert not task.cancelled()
     assert bench.built == 1
     assert bench.deleted == []
+
+
+async def test_what_was_for_a_queue_that_cannot_be_built_is_told(
+    settings: Settings, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the event log: it has no actor that could."""
+    caplog.set_level(logging.CRITICAL, "leveret.broker.queues.supervisor")
+    journal = Journal(replace(settings, event_log="all"), clock)
+    await journal.start()
+    town = Town(clock)
+    town.message_log = MessageLog(journal)
+    bench = Bench(clock, town)
+    bench.is_broken = True
+    queue = bench.start("q")
+    lost = letter(b"abc")
+    lost.log_id = clock.now_us() << ID_BITS
+    publisher = Port("publisher")
+    publisher.send(queue, publisher.delivery([lost]))
+    bench.is_broken = False
+    await bench.take_turns()
+    assert any(isinstance(item, c.Unreceived) for item in publisher.take())
+    await bench.supervisor.stop()
+    await journal.stop()
+    dropped = only(read_events(settings.data / "events"), "drop")
+    assert (dropped.msg, dropped.queue, dropped.reason) == (lost.log_id, "q", "queue_crashed")
