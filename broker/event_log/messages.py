@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -180,9 +180,9 @@ class ChannelLog:
         if places is not None:
             messages = [messages[at] for at in places]
             if confirm_first:
-                self.unconfirmed.extend(
-                    [(confirm_first + at, confirm_first + at, now_us) for at in places]
-                )
+                # Neighbours, mostly.
+                for low, high in _ranges(places):
+                    self.unconfirmed.append((confirm_first + low, confirm_first + high, now_us))
         elif confirm_first:
             self.unconfirmed.append((confirm_first, confirm_first + count - 1, now_us))
         if 0 < persistent < count:
@@ -249,10 +249,13 @@ class ChannelLog:
         if not waiting:
             return
         last = settled[-1][1]
-        if len(settled) == 1 and waiting[0][1] == last and waiting[0][0] == settled[0][0]:
-            # The run that was published first, and nothing else.
-            since_us = waiting.popleft()[2]
-            count = last - settled[0][0] + 1
+        first, end, since_us = waiting[0]
+        low = settled[0][0]
+        is_next = len(waiting) == 1 or waiting[1][0] > last
+        if len(settled) == 1 and low <= first and end <= last and is_next:
+            # What was published first, whole, and nothing else.
+            waiting.popleft()
+            count = end - first + 1
         else:
             count, since_us = _subtract(waiting, settled)
             if not count:
@@ -460,6 +463,15 @@ class ChannelLog:
         came_back, place = self._returns.came_back, source.place
         times = array("q", [came_back(msg, place) for msg in each_of(ids, count)])
         self._buffer.add(now_us, template, (ids, times, holds), count)
+
+
+def _ranges(places: Sequence[int]) -> list[Range]:
+    """The same, as first and last of those that follow each other."""
+    first, last = places[0], places[-1]
+    if last - first == len(places) - 1:
+        return [(first, last)]
+    ends = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+    return [(places[begin], places[end - 1]) for begin, end in pairwise([0, *ends, len(places)])]
 
 
 def _subtract(waiting: deque[tuple[int, int, int]], settled: Sequence[Range]) -> tuple[int, int]:

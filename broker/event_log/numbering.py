@@ -26,6 +26,7 @@ class Numbering:
         self.is_all = share >= 1
         self._last = (newest_us + 1) << ID_BITS
         self._random = random.Random()
+        self._scale = 1 / math.log(1 - share) if 0 < share < 1 else 0.0
         # Messages that are passed over before the next one that is told.
         self._gap = self._next_gap()
 
@@ -62,6 +63,6 @@ class Numbering:
 
     def _next_gap(self) -> int:
         """Random, so that what comes at regular intervals is not always, or never, told."""
-        if not 0 < self._share < 1:
+        if not self._scale:
             return 0 if self._share else 1 << 62
-        return int(math.log(1 - self._random.random()) / math.log(1 - self._share))
+        return int(math.log(1 - self._random.random()) * self._scale)
