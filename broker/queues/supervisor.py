@@ -186,14 +186,15 @@ class QueueSupervisor:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def stop(self, patience_s: float = STOP_S) -> None:
+    async def stop(self, patience_s: float | None = None) -> None:
         """End all tasks, after what was put before; queues are not deleted."""
         self._is_stopping = True
         tasks = list(self._tasks.values())
         for queue in self._tasks:
             queue.mailbox.put(c.Terminate())
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=patience_s)
+            timeout = STOP_S if patience_s is None else patience_s
+            _, late = await asyncio.wait(tasks, timeout=timeout)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)

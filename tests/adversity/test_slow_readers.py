@@ -91,7 +91,12 @@ def channel_statistics(broker: Broker, client: RawClient) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [(100, 80_000), (16 << 10, 1_600), (MIB, 40)], ids=["100B", "16KiB", "1MiB"]
+    ("size", "count"),
+    [
+        pytest.param(100, 80_000, id="100B"),
+        pytest.param(16 << 10, 1_600, id="16KiB", marks=pytest.mark.slow),
+        pytest.param(MIB, 40, id="1MiB", marks=pytest.mark.slow),
+    ],
 )
 async def test_consumer_that_never_reads(broker: Broker, size: int, count: int) -> None:
     """It gets its share and no more; a second consumer of the same queue gets the rest at once."""

@@ -48,6 +48,7 @@ def source(spark: SparkSession) -> SparkSession:
     return spark
 
 
+@pytest.mark.slow  # the fast set has its reader in test_datasource_parts.py, its writer below
 def test_a_stream_from_queue_to_queue(
     source: SparkSession, broker: BrokerProcess, channel: BlockingChannel, tmp_path: Path
 ) -> None:

@@ -254,6 +254,7 @@ def test_no_rows_no_connection() -> None:
     assert write_rows(options, iter([])).messages == 0
 
 
+@pytest.mark.slow
 def test_heartbeats_are_answered_while_spark_is_busy(
     broker: BrokerProcess, channel: BlockingChannel
 ) -> None:

@@ -183,7 +183,7 @@ def test_what_a_plug_in_routes_by_is_not_known(spark: SparkSession) -> None:
     assert used(told(spark, *events), "binding") == {"hash -> q (10)"}
 
 
-@pytest.mark.parametrize("hole", ["none", "log_gap", "line"])
+@pytest.mark.parametrize("hole", ["none", "log_gap", pytest.param("line", marks=pytest.mark.slow)])
 def test_a_log_with_holes_cannot_tell_what_is_unused(spark: SparkSession, hole: str) -> None:
     """Of a virtual host, too: its lines alone are never all there are."""
     events = [event(1, "queue_declare", vhost=vhost, queue="q") for vhost in ("/", "shop", "/")]
