@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What the events of messages cost the event loop: CPU of its thread per event, by length of run.
 
-    benchmarks/event_log_messages.py [--messages 200000] [--level all|sampled]
+    benchmarks/event_log_messages.py [--messages 200000] [--level all|sampled] [--times 5]
 
 Each message is published to one queue, confirmed, delivered and acked, in runs of the same length,
 as the channel tells it to its log; nothing else of a broker runs. Prints one JSON object: events
 and microseconds per event by kind, in all, and per message. `format_us_per_event` is what the
 thread that writes takes to make lines of them, and part of what a message costs; `event_log.py`
-measures the rest of what that thread does.
+measures the rest of what that thread does. Each is done so many times and the best one is told: the
+others had less of the machine.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 from leveret.broker.clock import RealClock
@@ -130,11 +132,13 @@ def main() -> None:
     )
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--level", choices=("all", "sampled"), default="all")
+    parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
     found = {}
     for run in RUNS:
         count = options.messages // run * run
-        found[f"runs of {run}"] = asyncio.run(measure(options.level, run, count))
+        tries = [asyncio.run(measure(options.level, run, count)) for _ in range(options.times)]
+        found[f"runs of {run}"] = min(tries, key=itemgetter("us_per_message"))
     print(json.dumps(found, indent=1))
 
 
