@@ -125,16 +125,12 @@ class Journal:
     # --- for those who have something to tell -----------------------------------------------------
 
     @property
-    def is_shedding(self) -> bool:
-        return self.buffer.is_shut
-
-    @property
     def events(self) -> int:
         """How many have a number."""
         return self.buffer.next_seq - 1
 
     def shed(self, count: int) -> None:
-        """So many events were not written, because ``is_shedding``."""
+        """So many events were not written, because the buffer is shut."""
         if not self._gap:
             log.warning("events come faster than the disk takes the event log: some are left out")
         self._gap += count

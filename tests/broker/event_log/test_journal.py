@@ -65,7 +65,7 @@ def write_lines(journal: Journal, count: int, *, size: int = 200) -> None:
 
 
 def publish_unless_shed(journal: Journal, count: int) -> None:
-    if journal.is_shedding:
+    if journal.buffer.is_shut:
         journal.shed(count)
     else:
         write_lines(journal, count)
@@ -159,13 +159,13 @@ async def test_a_slow_disk_sheds_and_says_so(
     disk.hold()
     for _ in range(20):
         publish_unless_shed(journal, 1000)
-    assert journal.is_shedding
+    assert journal.buffer.is_shut
     journal.event("cancel", queue="a")
     shed = journal.statistics()["shed"]
     assert shed == 20_000 - (journal.statistics()["events"] - 1) + 1  # type: ignore[operator]
     assert len([r for r in caplog.records if "left out" in r.message]) == 1
     disk.release()
-    await wait_until(lambda: not journal.is_shedding)
+    await wait_until(lambda: not journal.buffer.is_shut)
     publish_unless_shed(journal, 10)
     await journal.stop()
     events = read_events(folder)

@@ -209,14 +209,14 @@ async def test_shed_events_are_counted(settings: Settings, monkeypatch: pytest.M
         disk.hold()
         await client.send(publish(1, "q", b"1") * 10)
         await client.call(1, get, commands.Basic.GetOk)
-        await wait_until(lambda: journal.is_shedding)
+        await wait_until(lambda: journal.buffer.is_shut)
         before = journal.statistics()
         await client.send(publish(1, "q", b"22") * 3)
         for _ in range(4):
             await client.call(1, get, commands.Basic.GetOk)
         shed = journal.statistics()
         disk.release()
-        await wait_until(lambda: not journal.is_shedding)
+        await wait_until(lambda: not journal.buffer.is_shut)
         for _ in range(8):
             await client.call(1, get, commands.Basic.GetOk)
         await client.send(publish(1, "q", b"333"))
